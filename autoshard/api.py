@@ -1,0 +1,277 @@
+"""The pipeline, stage after stage: capture → decide → record → rewrite → run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoshard.capture import Captured, capture
+from autoshard.cost.hardware import Hardware
+from autoshard.errors import CaptureError, MeshError, OptionsError
+from autoshard.options import read_mesh, read_options
+from autoshard.mesh import Mesh
+from autoshard.plan_types import Plan
+from autoshard.planner import Decided, Options, apply_plan, decide, record
+from autoshard.rewrite import rewrite
+from autoshard.runtime.again import preparer
+from autoshard.runtime.backend import Backend, SimulatorBackend
+from autoshard.runtime.compare import as_trial, compare
+from autoshard.runtime.distributed import DistributedBackend, usable
+from autoshard.runtime.sharded_module import Prepared, ShardedModule
+from autoshard.verification import Verification
+
+log = logging.getLogger("autoshard")
+Progress = Callable[[str], None]
+
+
+def plan(
+    model: nn.Module,
+    world_size: int | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: Any = None,
+    hardware: Hardware | str | None = None,
+    memory_budget: int | str | None = None,
+    mode: str = "train",
+    search: str | None = None,
+    constraints: Mapping[str, str] | None = None,
+    plan: Plan | str | Path | None = None,
+    outputs: str = "invariant",
+    inputs: str = "invariant",
+    solver: str | None = None,
+    time_limit_s: float = 60.0,
+    uniform: bool = True,
+    progress: Progress | None = None,
+) -> Plan:
+    """Plan how to shard `model` over several ranks; needs neither devices nor a process group.
+
+    Args:
+        model: on any device; on `meta` nothing is allocated.
+        world_size: number of ranks of one mesh axis, "tp".
+        args, kwargs: example inputs, as `torch.export.export` takes them. Where there are none, the
+            model's own `example_input_array` or `dummy_inputs`.
+        mesh: instead of world_size, a `Mesh`, a torch `DeviceMesh` or {"tp": 8}.
+        hardware: a `Hardware`, the name of a profile, or the path of a profile's file; "h100-sxm".
+        memory_budget: bytes a rank, or text like "24GiB".
+        mode: "train" prices backward, gradients and optimizer state; "infer" does not.
+        search: "tensor" splits weights' dimensions alone, and uses every weight as it is stored;
+            "all" may split batch and sequence too, and store weights split and gather them for use.
+            Default: "tensor" with world_size, "all" with mesh.
+        constraints: {glob of FQNs: "column" | "row" | "replicated" | "shard(dim)"}.
+        plan: a plan, or its file: checked against the model and given back; no solver runs.
+        outputs, inputs: "invariant": every rank passes the same inputs and gets whole results.
+        solver: "HiGHS" or "CBC"; default: the first that is installed.
+        time_limit_s: for the solver; then the best plan so far is taken, with its gap.
+        uniform: whether repeated layers share their decisions.
+        progress: called with the name of each stage as it begins.
+
+    Raises:
+        CaptureError, ConstraintError, InfeasibleError, MeshError, OptionsError, PlanError, SolverError
+    """
+    say = progress or (lambda stage: None)
+    if plan is not None:
+        known = _loaded(plan)
+        say("capture")
+        apply_plan(_captured(model, args, kwargs).graph, known)
+        return known
+    options = read_options(
+        world_size, mesh, hardware, memory_budget, mode, search, constraints, inputs, outputs, solver,
+        time_limit_s, uniform,
+    )  # fmt: skip
+    say("capture")
+    captured = _captured(model, args, kwargs)
+    return _planned(captured, options, say)[1]
+
+
+def _planned(captured: Captured, options: Options, say: Progress) -> tuple[Decided, Plan]:
+    say("solve")
+    decided = decide(captured.graph, options)
+    others = {}
+    if options.search == "tensor" and options.mesh.size > 1:
+        wider = replace(options, search="all", constraints=(), memory_budget_bytes=None)
+        others["all"] = decide(captured.graph, wider)
+    return decided, record(captured.graph, decided, options, others)
+
+
+def autoshard(
+    model: nn.Module,
+    world_size: int | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: Any = None,
+    hardware: Hardware | str | None = None,
+    memory_budget: int | str | None = None,
+    mode: str = "train",
+    search: str | None = None,
+    constraints: Mapping[str, str] | None = None,
+    plan: Plan | str | Path | None = None,
+    outputs: str = "invariant",
+    inputs: str = "invariant",
+    solver: str | None = None,
+    time_limit_s: float = 60.0,
+    uniform: bool = True,
+    progress: Progress | None = None,
+) -> ShardedModule:
+    """Shard `model` over several ranks: plan, rewrite, and give back a module that runs so.
+
+    Runs on `torch.distributed` where it is initialised with a world that fits the mesh; else in the
+    in-process simulator, which carries every rank in this process. Nothing of `model` is changed.
+
+    Args: as `plan` takes them. With `plan` given, it is applied as it is; no solver runs.
+
+    Raises:
+        CaptureError, ConstraintError, InfeasibleError, MeshError, OptionsError, PlanError, SolverError
+    """
+    say = progress or (lambda stage: None)
+    if isinstance(model, ShardedModule):
+        raise OptionsError("The model is sharded already.", fix="Shard the original model.")
+    known = _loaded(plan) if plan is not None else None
+    if known is not None:
+        _fits(known, world_size, mesh)
+        options = None
+    else:
+        options = read_options(
+            world_size, mesh, hardware, memory_budget, mode, search, constraints, inputs, outputs,
+            solver, time_limit_s, uniform,
+        )  # fmt: skip
+    wanted = known.mesh if known else options.mesh if options else None
+    assert wanted is not None
+    say("capture")
+    captured = _captured(model, args, kwargs)
+    return _shard(model, captured, known, options, _backend(wanted, mesh, _device(model)), say)
+
+
+def _shard(
+    model: nn.Module,
+    captured: Captured,
+    known: Plan | None,
+    options: Options | None,
+    backend: Backend,
+    say: Progress,
+) -> ShardedModule:
+    """Shard what was captured, by a plan that is known or by options to solve for one."""
+    if known is not None:
+        decided = apply_plan(captured.graph, known)
+    else:
+        assert options is not None
+        decided, known = _planned(captured, options, say)
+    backend.agree(known)
+    say("rewrite")
+    program = rewrite(captured, decided, backend.device)
+    return ShardedModule(
+        known, backend, Prepared(captured, program), preparer(model, known, backend, options)
+    )
+
+
+def verify(
+    model: nn.Module,
+    world_size: int | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    plan: Plan | str | Path | None = None,
+    tolerance: float | None = None,
+    **options: Any,
+) -> Verification:
+    """Compare the sharded model with the unsharded one, in float64, on the in-process simulator.
+
+    Outputs, every gradient, and every parameter after an optimizer step are compared; where they
+    differ, the first graph node whose value does is named. Random operators (dropout) are compared
+    with the same seed on both sides where they are whole, and cannot be where they are split: put the
+    model in eval mode to leave them out.
+
+    Args: as `autoshard` takes them, and
+        tolerance: the greatest relative error accepted: 1e-9, or 1e-5 where the model computes in
+            float32 whatever its weights are.
+
+    Raises:
+        as `autoshard`, and VerifyError where the model cannot be run.
+    """
+    known = _loaded(plan) if plan is not None else None
+    if known is not None:
+        _fits(known, world_size, options.pop("mesh", None))
+        chosen = None
+    else:
+        chosen = _options(world_size, **options)
+    if not args and not kwargs:
+        args, kwargs = _own_examples(model)
+    trial = as_trial(model, args, kwargs)
+    captured = capture(trial.model, trial.args, trial.kwargs)
+    sharded = _shard(trial.model, captured, known, chosen, SimulatorBackend(), lambda stage: None)
+    return compare(trial, sharded, tolerance)
+
+
+def _options(world_size: int | None, **given: Any) -> Options:
+    """Options from keyword arguments, as `plan` takes them."""
+    defaults = {
+        "mesh": None, "hardware": None, "memory_budget": None, "mode": "train", "search": None,
+        "constraints": None, "inputs": "invariant", "outputs": "invariant", "solver": None,
+        "time_limit_s": 60.0, "uniform": True, "progress": None,
+    }  # fmt: skip
+    unknown = sorted(set(given) - set(defaults))
+    if unknown:
+        raise OptionsError(f"Unknown option {', '.join(unknown)}.", fix=f"Known: {', '.join(defaults)}.")
+    chosen = {**defaults, **given}
+    chosen.pop("progress")
+    return read_options(world_size, **chosen)
+
+
+def _loaded(plan: Plan | str | Path) -> Plan:
+    return plan if isinstance(plan, Plan) else Plan.load(plan)
+
+
+def _fits(known: Plan, world_size: int | None, mesh: Any) -> None:
+    """Check a plan's mesh against the one asked for."""
+    if world_size is None and mesh is None:
+        return
+    asked = read_mesh(world_size, mesh)
+    if asked.sizes != known.mesh.sizes:
+        raise MeshError(
+            f"The plan is for the mesh {known.mesh}, and {asked} is asked for.",
+            fix="Plan again for this mesh.",
+        )
+
+
+def _captured(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Captured:
+    if not isinstance(model, nn.Module):
+        raise OptionsError(f"{type(model).__name__} is no nn.Module.", fix="Pass the model itself.")
+    if not args and not kwargs:
+        args, kwargs = _own_examples(model)
+    return capture(model, args, kwargs)
+
+
+def _own_examples(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The example inputs that a model carries itself: Lightning's and transformers' names for them."""
+    example = getattr(model, "example_input_array", None)
+    if example is None:
+        example = getattr(model, "dummy_inputs", None)
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, (tuple, list)):
+        return tuple(example), {}
+    if isinstance(example, torch.Tensor):
+        return (example,), {}
+    raise CaptureError(
+        f"{type(model).__name__} needs example inputs to be captured.",
+        fix="Pass them as args=(…) or kwargs={…}: only their shapes and dtypes matter.",
+    )
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+def _backend(mesh: Mesh, asked: Any, device: torch.device) -> Backend:
+    if usable(mesh.size):
+        return DistributedBackend(mesh, asked, device)
+    if mesh.size > 1:
+        log.info("No process group fits %s: every rank runs in this process, simulated.", mesh)
+    return SimulatorBackend()

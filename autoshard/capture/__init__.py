@@ -1,0 +1,6 @@
+"""From a module to a graph: export (`export`), clean up (`canonical`), turn to plain data (`convert`)."""
+
+from autoshard.capture.captured import Captured
+from autoshard.capture.export import capture
+
+__all__ = ["Captured", "capture"]

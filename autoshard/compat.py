@@ -1,0 +1,99 @@
+"""Everything that autoshard uses of torch beyond its public names, in one place.
+
+`TORCH_INTERNALS` lists it; a test checks that each still exists.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+
+TORCH_INTERNALS = (
+    "torch._subclasses.fake_tensor.FakeTensor",
+    "torch.distributed.tensor.placement_types._StridedShard",
+    "torch.utils._pytree",
+    "torch._C._distributed_c10d._resolve_process_group",
+)
+
+__all__ = [
+    "FakeTensor",
+    "TreeSpec",
+    "functional_twin",
+    "in_place_arguments",
+    "is_view",
+    "local_tensor",
+    "process_group",
+    "quiet_export",
+    "strided_shard",
+    "tree_flatten",
+    "tree_map",
+    "tree_unflatten",
+]
+
+
+def in_place_arguments(target: object) -> tuple[int, ...]:
+    """Positions of the arguments that an operator writes to, by its schema."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return ()
+    return tuple(
+        index
+        for index, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def is_view(target: object) -> bool:
+    """Whether an operator's result may share memory with its first argument."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return False
+    aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
+    first = schema.arguments[0].alias_info if schema.arguments else None
+    return bool(aliased) and first is not None
+
+
+def functional_twin(target: Any) -> Any | None:
+    """The operator that computes what an in-place one writes: `aten.add.Tensor` of `aten.add_.Tensor`."""
+    namespace, _, name = target._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name.rstrip("_"), None)
+    if packet is None or name.startswith("__") or not name.endswith("_"):
+        return None
+    overload = target._overloadname
+    twin = getattr(packet, overload, None) if overload in packet.overloads() else None
+    if twin is None:
+        return None
+    ours, theirs = twin._schema.arguments, target._schema.arguments
+    return twin if [a.name for a in ours] == [a.name for a in theirs] else None
+
+
+def process_group(name: str) -> Any:
+    """The process group that torch knows by `name`."""
+    from torch._C._distributed_c10d import _resolve_process_group
+
+    return _resolve_process_group(name)
+
+
+def local_tensor(x: Any) -> torch.Tensor:
+    """The local tensor of a DTensor itself: no copy, no autograd."""
+    return x._local_tensor
+
+
+def strided_shard(dim: int, blocks: int) -> Any:
+    """DTensor's placement for a dimension cut in blocks, each split over the ranks."""
+    return _StridedShard(dim, split_factor=blocks)
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Keep from the user the warnings that torch gives while exporting, which say nothing to them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

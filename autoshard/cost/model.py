@@ -1,0 +1,185 @@
+"""What a strategy and a conversion cost: seconds on one rank, and bytes that it keeps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from autoshard.cost.comm import collective_s, copy_s
+from autoshard.cost.compute import itemsize, roofline_s
+from autoshard.cost.hardware import Hardware
+from autoshard.graph import Op, TensorMeta
+from autoshard.mesh import Mesh
+from autoshard.placement import (
+    COLLECTIVES,
+    Layout,
+    R,
+    Shard,
+    conversion,
+    local_shape,
+)
+from autoshard.rules.rule import Rule
+from autoshard.strategies import Strategy
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of a conversion: a collective, or a local copy (kind "")."""
+
+    axis: str
+    kind: str
+    phase: str
+    bytes: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Pricer:
+    """Prices on one kind of hardware.
+
+    Attributes:
+        hardware: the ranks and the links between them.
+        mesh: the axes.
+        train: whether backward, gradients and optimizer state are paid.
+        optimizer_bytes: bytes of optimizer state for each element of a weight (Adam: 8).
+    """
+
+    hardware: Hardware
+    mesh: Mesh
+    train: bool
+    optimizer_bytes: int = 8
+
+    def local_bytes(self, meta: TensorMeta, layout: Layout) -> int:
+        """Bytes that one rank holds of a tensor."""
+        return math.prod(local_shape(meta.shape, layout, self.mesh.sizes)) * itemsize(meta.dtype)
+
+    # --- operators ------------------------------------------------------------------------------
+
+    def op_s(
+        self,
+        op: Op,
+        rule: Rule | None,
+        strategy: Strategy,
+        operands: tuple[TensorMeta, ...],
+        in_memory: tuple[tuple[bool, ...], tuple[bool, ...]],
+    ) -> float:
+        """Seconds of an operator, forward and (when training) backward.
+
+        Args:
+            op: the operator.
+            rule: its rule; None prices it by the bytes it moves.
+            strategy: how it runs.
+            operands: metas of its operands.
+            in_memory: for each operand and each result, whether it goes through memory; the others
+                stay in a fused chain's registers.
+        """
+        if op.kind != "call" or (rule and rule.family == "view"):
+            return 0.0
+        read = self._traffic(operands, strategy.operands, in_memory[0])
+        written = self._traffic(op.results, strategy.results, in_memory[1])
+        dtype = next((m.dtype for m in op.results if m), "float32")
+        flops = self._flops(op, rule, operands) / self._share(strategy)
+        forward = roofline_s(flops, read + written, dtype, self.hardware)
+        if not self.train or not any(m and m.grad for m in op.results):
+            return forward
+        wanted = sum(meta.grad for meta in operands)
+        if flops:
+            return forward + max(1, wanted) * roofline_s(
+                flops, read + written, dtype, self.hardware
+            )
+        grads = self._traffic(operands, strategy.operands, tuple(m.grad for m in operands))
+        moved = written + (read if len(operands) > 1 else read // 2)
+        moved += grads if all(in_memory[0]) else 0
+        return forward + roofline_s(0, moved, dtype, self.hardware)
+
+    def _traffic(
+        self,
+        metas: tuple[TensorMeta | None, ...],
+        layouts: tuple[Layout, ...],
+        kept: tuple[bool, ...],
+    ) -> int:
+        return sum(
+            self.local_bytes(meta, layout)
+            for meta, layout, counts in zip(metas, layouts, kept, strict=True)
+            if meta is not None and counts
+        )
+
+    def _share(self, strategy: Strategy) -> int:
+        """How many ranks share the arithmetic."""
+        split = 1
+        for axis, size in enumerate(self.mesh.sizes):
+            layouts = (*strategy.operands, *strategy.results)
+            split *= size if any(isinstance(lay[axis], Shard) for lay in layouts) else 1
+        return split
+
+    def _flops(self, op: Op, rule: Rule | None, operands: tuple[TensorMeta, ...]) -> float:
+        """Floating-point operations of the whole operator: two a multiplication and addition."""
+        result = op.results[0]
+        if rule is None or result is None or rule.family not in ("contraction", "attention"):
+            return 0.0
+        if rule.family == "attention":
+            q, k, v = operands[:3]
+            return 2.0 * q.numel * k.shape[-2] + 2.0 * result.numel * v.shape[-2]
+        x, w = operands[-2:] if "add" in op.target else operands[:2]
+        if "conv_transpose" in op.target:
+            return 2.0 * x.numel * math.prod(w.shape[1:])
+        if "conv" in op.target:
+            return 2.0 * result.numel * math.prod(w.shape[1:])
+        if "einsum" in op.target:
+            return 2.0 * math.prod(rule.size.values())
+        return 2.0 * result.numel * (x.shape[-1] if x.shape else 1)
+
+    def optimizer_s(self, meta: TensorMeta, layout: Layout) -> float:
+        """Seconds that the optimizer takes for one weight: it is bound by the bytes it moves."""
+        if not self.train or not meta.grad:
+            return 0.0
+        count = math.prod(local_shape(meta.shape, layout, self.mesh.sizes))
+        moved = count * (3 * itemsize(meta.dtype) + 2 * self.optimizer_bytes)
+        rate = self.hardware.memory_bandwidth_bytes_s * self.hardware.memory_efficiency
+        return moved / rate
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def weight_bytes(self, meta: TensorMeta, layout: Layout) -> tuple[int, int, int]:
+        """Bytes of a weight, of its gradient and of its optimizer state on one rank."""
+        stored = self.local_bytes(meta, layout)
+        if not self.train or not meta.grad:
+            return stored, 0, 0
+        count = math.prod(local_shape(meta.shape, layout, self.mesh.sizes))
+        return stored, stored, count * self.optimizer_bytes
+
+    # --- conversions ----------------------------------------------------------------------------
+
+    def conversion(self, meta: TensorMeta, have: Layout, want: Layout) -> tuple[Step, ...]:
+        """The steps of a conversion: what is communicated and copied, forward and backward."""
+        steps = []
+        for index, (axis, h, w) in enumerate(zip(self.mesh.axes, have, want, strict=True)):
+            found = conversion(h, w)
+            if found is None:
+                continue
+            whole = self.local_bytes(meta, (*have[:index], R, *have[index + 1 :]))
+            dim = w.dim if isinstance(w, Shard) else h.dim if isinstance(h, Shard) else 0
+            steps.append(self._step(axis.name, found.forward, "forward", whole, index))
+            steps.append(self._copy(axis.name, found.forward, "forward", whole, dim, axis.size))
+            if self.train and meta.grad:
+                steps.append(self._step(axis.name, found.backward, "backward", whole, index))
+                steps.append(
+                    self._copy(axis.name, found.backward, "backward", whole, dim, axis.size)
+                )
+        return tuple(step for step in steps if step is not None)
+
+    def _step(self, axis: str, kind: str, phase: str, whole: int, index: int) -> Step | None:
+        if kind not in COLLECTIVES:
+            return None
+        size, stride = self.mesh.sizes[index], math.prod(self.mesh.sizes[index + 1 :])
+        link = self.hardware.link(size, stride)
+        return Step(axis, kind, phase, whole, collective_s(kind, whole, size, link))
+
+    def _copy(self, axis: str, kind: str, phase: str, whole: int, dim: int, n: int) -> Step | None:
+        """The local copy that goes with an action: none where the split dimension is the first."""
+        moved = {"pad": whole, "divide": whole, "slice": whole // n if dim else 0}.get(kind, 0)
+        if kind in ("all_gather", "reduce_scatter") and dim:
+            moved = whole
+        if kind == "all_to_all":
+            moved = 2 * whole // n
+        return Step(axis, "", phase, moved, copy_s(moved, self.hardware)) if moved else None

@@ -1,0 +1,257 @@
+"""Solve a `Problem` with PuLP: by HiGHS, or by CBC where HiGHS is missing.
+
+Each strategy is a binary, each tensor's way from a state to a state a flow in [0, 1] whose row sums
+are the producer's choice and whose column sums are the consumer's. So stated, the relaxation is nearly
+always integral: it is solved first, and branching is left for when it is not.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import pulp
+
+from autoshard.errors import InfeasibleError, SolverError
+from autoshard.ilp.problem import Problem, Solution, Tensor
+
+SOLVERS = ("HiGHS", "CBC")
+UNIT_S = 1e-6
+"""The program is stated in microseconds: solvers' tolerances are absolute."""
+TIE = 1e-5
+"""Weight of a tie-break, in units: far below any real cost, above the solvers' tolerances."""
+
+
+@dataclass
+class _Program:
+    """The PuLP program while it is stated, and its variables."""
+
+    lp: pulp.LpProblem
+    choices: list[list[pulp.LpVariable | int]] = field(default_factory=list)
+    terms: list[tuple[object, float]] = field(default_factory=list)
+    binaries: int = 0
+
+
+def solve(
+    problem: Problem, *, solver: str | None = None, time_limit_s: float = 60.0
+) -> Solution:
+    """Choose a strategy for every node at the least cost.
+
+    Args:
+        problem: what to choose from.
+        solver: "HiGHS" or "CBC"; None takes the first that is installed.
+        time_limit_s: after this the best plan found so far is given, with its gap.
+
+    Raises:
+        InfeasibleError: nothing fits the budget.
+        SolverError: no solver is installed, it failed, or it found nothing in its time.
+    """
+    started = time.perf_counter()
+    name = available(solver)
+    program = _state(problem)
+    relaxed, bound = _run(program, name, time_limit_s, relax=True)
+    if relaxed == "infeasible":
+        raise _infeasible(problem, name, time_limit_s)
+    choice = _choice(program) if relaxed == "optimal" else None
+    status = "optimal (the relaxation is integral)"
+    if choice is None:
+        left = max(1.0, time_limit_s - (time.perf_counter() - started))
+        done, found = _run(program, name, left, relax=False)
+        choice = _choice(program)
+        if done == "infeasible":
+            raise _infeasible(problem, name, time_limit_s)
+        if choice is None:
+            raise SolverError(
+                f"{name} found no plan in {time_limit_s:g} s.", fix="Raise time_limit_s."
+            )
+        status = "optimal" if done == "optimal" else "stopped at the time limit"
+        if done == "optimal":
+            bound = found
+    return _solution(problem, program, choice, name, status, bound, started)
+
+
+def available(solver: str | None = None) -> str:
+    """The solver to use.
+
+    Raises:
+        SolverError: `solver` is unknown or not installed, or none is.
+    """
+    if solver is not None and solver not in SOLVERS:
+        raise SolverError(f"There is no solver '{solver}'.", fix=f"Use one of {', '.join(SOLVERS)}.")
+    for name in (solver,) if solver else SOLVERS:
+        if _backend(name, 1.0, msg=False).available():
+            return name
+    raise SolverError(
+        f"{solver or 'No solver'} is not installed.", fix="Install one: pip install highspy."
+    )
+
+
+def _backend(name: str, time_limit_s: float, *, msg: bool = False, relax: bool = False) -> pulp.LpSolver:
+    if name == "HiGHS":
+        options = {"random_seed": 0} if not relax else {"random_seed": 0, "solver": "simplex"}
+        return pulp.HiGHS(msg=msg, timeLimit=time_limit_s, threads=1, gapRel=1e-9, mip=not relax, **options)
+    return pulp.PULP_CBC_CMD(msg=msg, timeLimit=time_limit_s, threads=1, gapRel=1e-9, mip=not relax, options=["RandomS 1"])
+
+
+def _state(problem: Problem) -> _Program:
+    program = _Program(pulp.LpProblem("autoshard", pulp.LpMinimize))
+    for index, node in enumerate(problem.nodes):
+        count = len(node.costs_s)
+        variables: list[pulp.LpVariable | int] = [1]
+        if count > 1:
+            variables = [pulp.LpVariable(f"x_{index}_{s}", 0, 1, pulp.LpBinary) for s in range(count)]
+            program.lp += _sum([(v, 1.0) for v in variables]) == 1
+            program.binaries += count
+        program.choices.append(variables)
+        for s, variable in enumerate(variables):
+            weight = node.count * (node.costs_s[s] / UNIT_S + TIE * node.ties[s])
+            program.terms.append((variable, weight))
+    for index, tensor in enumerate(problem.tensors):
+        _flows(program, index, tensor)
+    if problem.budget_bytes is not None:
+        program.lp += _memory(problem, program) <= problem.budget_bytes / 2**20
+    program.lp.setObjective(_sum(program.terms))
+    return program
+
+
+def _memory(problem: Problem, program: _Program) -> pulp.LpAffineExpression:
+    """The memory row, in MiB."""
+    return _sum(
+        [
+            (variable, node.count * node.bytes[s] / 2**20)
+            for node, variables in zip(problem.nodes, program.choices, strict=True)
+            for s, variable in enumerate(variables)
+            if node.bytes[s]
+        ]
+    )
+
+
+def _sum(terms: list[tuple[object, float]]) -> pulp.LpAffineExpression:
+    constant = sum(weight for variable, weight in terms if isinstance(variable, int))
+    total: dict[pulp.LpVariable, float] = {}
+    for variable, weight in terms:
+        if isinstance(variable, pulp.LpVariable):
+            total[variable] = total.get(variable, 0.0) + weight
+    return pulp.LpAffineExpression(total, constant)
+
+
+def _flows(program: _Program, index: int, tensor: Tensor) -> None:
+    """The flows of one tensor to each of its uses, and its conversions, each paid once."""
+    haves = _by_state(program.choices[tensor.producer], tensor.haves)
+    paid: dict[tuple[int, int], object] = {}
+    for number, use in enumerate(tensor.uses):
+        wants = _by_state(program.choices[use.node], use.wants)
+        flows = {
+            pair: pulp.LpVariable(f"f_{index}_{number}_{pair[0]}_{pair[1]}", 0, 1)
+            for pair in sorted(use.pairs)
+            if pair[0] in haves and pair[1] in wants
+        }
+        for have, made in haves.items():
+            out = [(flow, 1.0) for pair, flow in flows.items() if pair[0] == have]
+            program.lp += _sum(out) == _sum([(v, 1.0) for v in made])
+        for want, taken in wants.items():
+            into = [(flow, 1.0) for pair, flow in flows.items() if pair[1] == want]
+            program.lp += _sum(into) == _sum([(v, 1.0) for v in taken])
+        _pay(program, index, tensor, flows, paid)
+    for pair, variable in paid.items():
+        weight = tensor.count * (tensor.costs_s[pair] / UNIT_S + TIE * tensor.ties[pair])
+        program.terms.append((variable, weight))
+
+
+def _pay(
+    program: _Program,
+    index: int,
+    tensor: Tensor,
+    flows: dict[tuple[int, int], pulp.LpVariable],
+    paid: dict[tuple[int, int], object],
+) -> None:
+    """One variable a conversion, at least as great as every flow through it."""
+    for pair, flow in flows.items():
+        if pair not in tensor.costs_s:
+            continue
+        if len(tensor.uses) == 1:
+            paid[pair] = flow
+            continue
+        if pair not in paid:
+            paid[pair] = pulp.LpVariable(f"c_{index}_{pair[0]}_{pair[1]}", 0, 1)
+        program.lp += _sum([(paid[pair], 1.0), (flow, -1.0)]) >= 0
+
+
+def _by_state(variables: list, states: tuple[int, ...]) -> dict[int, list]:
+    found: dict[int, list] = {}
+    for variable, state in zip(variables, states, strict=True):
+        found.setdefault(state, []).append(variable)
+    return found
+
+
+def _run(program: _Program, name: str, time_limit_s: float, *, relax: bool) -> tuple[str, float]:
+    """Solve; how it ended ("optimal", "infeasible", "stopped") and the objective in seconds."""
+    try:
+        program.lp.solve(_backend(name, time_limit_s, relax=relax))
+    except pulp.PulpSolverError as error:
+        raise SolverError(f"{name} failed: {error}", fix="Try the other solver.") from error
+    if program.lp.status == pulp.LpStatusInfeasible:
+        return "infeasible", 0.0
+    ended = "optimal" if program.lp.sol_status == pulp.LpSolutionOptimal else "stopped"
+    value = pulp.value(program.lp.objective)
+    return ended, (value or 0.0) * UNIT_S
+
+
+def _choice(program: _Program) -> tuple[int, ...] | None:
+    """The strategies chosen, or None where some binary is not integral."""
+    found = []
+    for variables in program.choices:
+        if len(variables) == 1:
+            found.append(0)
+            continue
+        values = [v.value() if isinstance(v, pulp.LpVariable) else 1.0 for v in variables]
+        if any(value is None for value in values) or max(values) < 1 - 1e-6:
+            return None
+        found.append(values.index(max(values)))
+    return tuple(found)
+
+
+def _solution(
+    problem: Problem,
+    program: _Program,
+    choice: tuple[int, ...],
+    name: str,
+    status: str,
+    bound_s: float,
+    started: float,
+) -> Solution:
+    objective = problem.cost_s(choice)
+    ties = problem.tie(choice) * TIE * UNIT_S
+    return Solution(
+        choice=choice,
+        solver=name,
+        status=status,
+        objective_s=objective,
+        bound_s=min(objective, bound_s - ties),
+        binaries=program.binaries,
+        constraints=len(program.lp.constraints),
+        wall_s=time.perf_counter() - started,
+    )
+
+
+def _infeasible(problem: Problem, name: str, time_limit_s: float) -> Exception:
+    """What to say when nothing fits: the least budget that would, and what takes it."""
+    if problem.budget_bytes is None:
+        return SolverError("No plan satisfies the constraints.", fix="Remove a constraint.")
+    program = _state(Problem(problem.nodes, problem.tensors, None))
+    program.lp.setObjective(_memory(problem, program))
+    ended, _ = _run(program, name, time_limit_s, relax=False)
+    choice = _choice(program)
+    if ended == "infeasible" or choice is None:
+        return SolverError("No plan satisfies the constraints.", fix="Remove a constraint.")
+    least = problem.bytes(choice)
+    kept = [(n.count * n.bytes[s], n) for n, s in zip(problem.nodes, choice, strict=True)]
+    largest = sorted(kept, key=lambda item: (-item[0], item[1].key))[:5]
+    listed = "; ".join(f"{n.key} ×{n.count}: {size / 2**20:,.1f} MiB" for size, n in largest)
+    return InfeasibleError(
+        f"No plan fits {problem.budget_bytes / 2**20:,.1f} MiB a rank: "
+        f"the least budget that does is {least / 2**20:,.1f} MiB ({least} bytes).",
+        f"the largest contributors are {listed}",
+        f"Give memory_budget={least}, use more ranks, or a smaller batch.",
+        least_budget_bytes=least,
+    )

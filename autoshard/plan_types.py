@@ -1,0 +1,275 @@
+"""The plan: every decision of a solve, frozen, with its costs and its reasons.
+
+This module holds the nouns alone. `plan_json` reads and writes them, `report` shows them; neither
+needs torch, so a plan made on a cluster can be read anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from autoshard.mesh import Mesh
+from autoshard.placement import Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class WeightRecord:
+    """How one weight is stored.
+
+    Attributes:
+        fqns: every name of the weight: more than one where weights are tied.
+        shape, dtype: of the whole weight.
+        split: "column", "row", "replicated", or a kind that says more ("vocab", "heads", "shard").
+        placements: one a mesh axis.
+        local_shape: what one rank holds.
+        stored_bytes: of the local shape.
+        reason: one sentence on why.
+        group: the FQN with the indices of repeated layers starred: `layers.*.mlp.down_proj.weight`.
+        trainable: whether it gets a gradient.
+    """
+
+    fqns: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    split: str
+    placements: Layout
+    local_shape: tuple[int, ...]
+    stored_bytes: int
+    reason: str
+    group: str
+    trainable: bool = True
+
+    @property
+    def fqn(self) -> str:
+        """The first of the weight's names."""
+        return self.fqns[0]
+
+
+@dataclass(frozen=True)
+class CollectiveRecord:
+    """One collective of a training step, with how many times it runs.
+
+    Attributes:
+        kind: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all".
+        axis: the mesh axis it runs on.
+        phase: "forward" or "backward".
+        tensor_shape: of the whole tensor, before it is split.
+        bytes: of the whole tensor on one rank, as the collective's formula takes them, for one run.
+        count: how many times it runs in a step.
+        time_s: predicted, for one run.
+        module: where, with the indices of repeated layers starred.
+        op: the operator whose result is communicated.
+        reason: one sentence on why.
+    """
+
+    kind: str
+    axis: str
+    phase: str
+    tensor_shape: tuple[int, ...]
+    bytes: int
+    count: int
+    time_s: float
+    module: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank at the peak of a step."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    transient_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """All of them together."""
+        return (
+            self.weights_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.transient_bytes
+        )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step is predicted to take on one rank.
+
+    Attributes:
+        compute_s: time in operators (and in the optimizer, when training).
+        comm_s: time in collectives and local conversions; they are not assumed to overlap.
+        memory: bytes on one rank.
+        baselines: the same record for known plans of the same model: "replicated", "megatron", …
+    """
+
+    compute_s: float
+    comm_s: float
+    memory: Memory
+    baselines: dict[str, Cost] = field(default_factory=dict)
+
+    @property
+    def step_s(self) -> float:
+        """Predicted time of one step."""
+        return self.compute_s + self.comm_s
+
+
+@dataclass(frozen=True)
+class SolverRecord:
+    """How the plan was found.
+
+    Attributes:
+        name: "HiGHS" or "CBC".
+        status: a sentence: "optimal", "stopped at the time limit with a gap", …
+        objective_s: predicted step time of the plan, without tie-breaks.
+        bound_s: proved lower bound of it.
+        gap: (objective − bound) / objective.
+        binaries, constraints: size of the integer program.
+        wall_s: time to solution; not part of a plan's value, nor of its JSON, whose bytes are
+            deterministic. 0 where it is not known.
+    """
+
+    name: str
+    status: str
+    objective_s: float
+    bound_s: float
+    gap: float
+    binaries: int
+    constraints: int
+    wall_s: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True)
+class FallbackRecord:
+    """An operator without a rule, which therefore runs whole on every rank.
+
+    Attributes:
+        op: the operator.
+        count: how many times it is in the graph.
+        cost_s: the predicted time of all of them, which splitting might have shared.
+        modules: where, with the indices of repeated layers starred.
+    """
+
+    op: str
+    count: int
+    cost_s: float
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The strategy of one class of operators: equal operators at one place of repeated layers.
+
+    Attributes:
+        key: names the class: module path with starred indices, operator, position.
+        count: how many operators it has.
+        strategy: as text: `S(0) I -> P`, with the lowering in brackets where there is one.
+    """
+
+    key: str
+    count: int
+    strategy: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is sharded over a mesh: what `autoshard.plan` returns and `autoshard` applies.
+
+    Attributes:
+        model: the class of the model.
+        fingerprint: hash of the captured graph the plan is for.
+        mesh, hardware, mode, search: as planned for.
+        memory_budget_bytes: the budget a rank, or None.
+        weights, collectives, fallbacks, cost, solver: see the records.
+        choices: every operator's strategy, by class.
+        notes: sentences the report shows: what was not sharded and why, limits met.
+    """
+
+    model: str
+    fingerprint: str
+    mesh: Mesh
+    hardware: str
+    mode: str
+    search: str
+    memory_budget_bytes: int | None
+    weights: tuple[WeightRecord, ...]
+    collectives: tuple[CollectiveRecord, ...]
+    fallbacks: tuple[FallbackRecord, ...]
+    cost: Cost
+    solver: SolverRecord
+    choices: tuple[Choice, ...]
+    notes: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    """The example inputs it was planned for: `input_ids int64[4, 2048]`."""
+    uniform: bool = True
+    """Whether repeated layers share their decisions."""
+    constraints: tuple[tuple[str, str], ...] = ()
+    """The constraints it was solved under: (glob of FQNs, split)."""
+
+    def to_json(self) -> str:
+        """The plan as JSON text, by the schema `autoshard/schema/plan.schema.json`."""
+        from autoshard.plan_json import to_json
+
+        return to_json(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan's JSON to `path`; an existing file is replaced whole or not at all."""
+        from autoshard.plan_json import save
+
+        save(self, path)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The plan that `to_json` wrote.
+
+        Raises:
+            PlanError: the text is damaged, is no plan, or has an unknown version.
+        """
+        from autoshard.plan_json import from_json
+
+        return from_json(text)
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """The plan saved at `path`.
+
+        Raises:
+            PlanError: there is no such file, or it is damaged, no plan, or of an unknown version.
+        """
+        from autoshard.plan_json import load
+
+        return load(path)
+
+    def report(self, console: Console | None = None) -> None:
+        """Print the plan as tables: weights, collectives, time and memory, the solver's line."""
+        from autoshard.report.plan_report import print_plan
+
+        print_plan(self, console)
+
+    def explain(self, fqn: str) -> str:
+        """Why the weight `fqn` is stored as it is, what it costs, and what touches it.
+
+        Raises:
+            PlanError: the plan has no such weight; the nearest names are given.
+        """
+        from autoshard.report.explain import explain
+
+        return explain(self, fqn)
+
+    def diff(self, other: Plan) -> str:
+        """What differs from `other`, as text; empty where nothing does."""
+        from autoshard.report.diff import diff
+
+        return diff(self, other)

@@ -1,0 +1,131 @@
+"""Decide how each operator runs: solve for it, or read it from a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoshard.cost.hardware import Hardware, load_hardware
+from autoshard.cost.model import Pricer
+from autoshard.errors import PlanError
+from autoshard.fold import Folded, fold
+from autoshard.graph import OpGraph
+from autoshard.ilp.problem import Problem, Solution
+from autoshard.ilp.solve import solve
+from autoshard.mesh import Mesh
+from autoshard.plan_types import Plan
+from autoshard.planner.constrain import constrained, labels
+from autoshard.planner.price import price
+from autoshard.strategies import Strategies, Strategy, derive
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a plan is made for.
+
+    Attributes:
+        mesh, hardware, mode, search, memory_budget_bytes: as `autoshard.plan` takes them.
+        constraints: (glob of FQNs, split) pairs.
+        uniform: whether repeated layers share their decisions.
+        solver, time_limit_s: see `autoshard.ilp.solve`.
+    """
+
+    mesh: Mesh
+    hardware: Hardware
+    mode: str = "train"
+    search: str = "tensor"
+    memory_budget_bytes: int | None = None
+    constraints: tuple[tuple[str, str], ...] = ()
+    uniform: bool = True
+    solver: str | None = None
+    time_limit_s: float = 60.0
+
+    @property
+    def pricer(self) -> Pricer:
+        """Prices for these options."""
+        return Pricer(self.hardware, self.mesh, self.mode == "train")
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A strategy for every class of a graph.
+
+    Attributes:
+        strategies: what could be chosen.
+        choice: for each class, the index of the strategy chosen.
+        problem: the prices, where it was solved for.
+        solution: how it was solved, where it was.
+    """
+
+    strategies: Strategies
+    choice: tuple[int, ...]
+    problem: Problem | None = None
+    solution: Solution | None = None
+
+    @property
+    def folded(self) -> Folded:
+        """The classes."""
+        return self.strategies.folded
+
+    def strategy(self, name: str) -> Strategy:
+        """The strategy of the operator `name`."""
+        index = self.folded.class_of[name]
+        return self.strategies.choices[index][self.choice[index]]
+
+
+def decide(graph: OpGraph, options: Options) -> Decided:
+    """Choose every operator's strategy at the least predicted time of a step.
+
+    Raises:
+        ConstraintError: a constraint matches no parameter, or asks for what cannot be.
+        InfeasibleError: nothing fits the memory budget.
+        SolverError: the solver failed.
+    """
+    strategies = _strategies(graph, options.mesh, options.search, options.constraints, options.uniform)
+    problem = price(strategies, options.pricer, options.memory_budget_bytes)
+    solution = solve(problem, solver=options.solver, time_limit_s=options.time_limit_s)
+    return Decided(strategies, solution.choice, problem, solution)
+
+
+def apply_plan(graph: OpGraph, plan: Plan) -> Decided:
+    """Read every operator's strategy from a plan; no solver runs.
+
+    Each is checked against the rules again, so that a plan changed by hand is sound or refused.
+
+    Raises:
+        PlanError: the plan is for another model, other shapes, or names a strategy that is not one.
+    """
+    if graph.fingerprint != plan.fingerprint:
+        raise PlanError(
+            f"The plan is for another model or other input shapes: it was made for {plan.model} with "
+            f"{', '.join(plan.inputs)} (graph {plan.fingerprint}), this is {graph.model} "
+            f"(graph {graph.fingerprint}).",
+            fix="Plan again for this model and these example inputs.",
+        )
+    strategies = _strategies(graph, plan.mesh, plan.search, plan.constraints, plan.uniform)
+    wanted = {choice.key: choice.strategy for choice in plan.choices}
+    choice = []
+    for cls, found in zip(strategies.folded.classes, strategies.choices, strict=True):
+        texts = [str(strategy) for strategy in found]
+        text = wanted.get(cls.key, texts[0] if len(texts) == 1 else None)
+        if text not in texts:
+            raise PlanError(
+                f"The plan runs {cls.key} as '{text}', which is not one of its sound strategies.",
+                fix=f"It can run as {'; '.join(texts)}. Plan again rather than edit a plan.",
+            )
+        choice.append(texts.index(text))
+    decided = Decided(strategies, tuple(choice))
+    problem = price(strategies, Pricer(load_hardware("ideal"), plan.mesh, train=False), None)
+    if not problem.possible(decided.choice):
+        raise PlanError("The plan's strategies do not fit together.", fix="Plan again.")
+    return decided
+
+
+def _strategies(
+    graph: OpGraph,
+    mesh: Mesh,
+    search: str,
+    constraints: tuple[tuple[str, str], ...],
+    uniform: bool,  # noqa: FBT001
+) -> Strategies:
+    folded = fold(graph, uniform=uniform, labels=labels(graph, constraints))
+    return constrained(derive(folded, mesh, search=search), constraints)

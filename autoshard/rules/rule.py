@@ -1,0 +1,190 @@
+"""A rule: the factors of an operator's dimensions, from which every strategy follows.
+
+An operator's dimensions are named as an einsum names them. A named factor may be split over ranks; a
+dimension written `·` may not. What splitting a factor means is said once, here, for all operators:
+
+- an operand that has the factor is Shard on that dimension; a float operand without it is Replicate;
+- a result that has it is Shard; a result without it is Partial, for the operator sums over it.
+
+A factor that is reduced in any other way than by a sum must be written `·`, or be given a `Special`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from autoshard.graph import Op, OpGraph, Ref, TensorMeta, map_refs
+
+Dim = tuple[str, ...]
+"""The factors of one dimension, outer to inner; () is a dimension that must stay whole."""
+Dims = tuple[Dim, ...]
+
+WHOLE: Dim = ()
+FIXED = "!"
+"""Factors whose names begin so are never split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """A strategy that needs a program of its own: splitting `factor` runs `lowering` instead.
+
+    Attributes:
+        factor: the factor that is split.
+        lowering: name of the program in `autoshard.lowering`.
+        results: a state for each result as text ("I", "P"), where it is not the usual one; "" is.
+    """
+
+    factor: str
+    lowering: str
+    results: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule bound to the shapes of one call.
+
+    Attributes:
+        sizes: each factor and its size.
+        operands: dims of each operand, in the order of the operator's operands.
+        results: dims of each result; None for one that is no tensor.
+        linear: sets of operands in which the operator is linear (jointly, the others held fixed).
+        specials: strategies with a program of their own.
+        family: how it is priced: "view" (free), "pointwise", "contraction", "attention",
+            "reduction", "gather", "norm" or "loss".
+        contiguous: factors that cannot be cut in blocks, only contiguously.
+        locked: operands that must be used as they are, for the operator writes to them.
+    """
+
+    sizes: tuple[tuple[str, int], ...]
+    operands: tuple[Dims, ...]
+    results: tuple[Dims | None, ...]
+    linear: tuple[frozenset[int], ...] = ()
+    specials: tuple[Special, ...] = ()
+    family: str = "pointwise"
+    contiguous: frozenset[str] = frozenset()
+    locked: frozenset[int] = frozenset()
+
+    @cached_property
+    def size(self) -> dict[str, int]:
+        """The size of each factor."""
+        return dict(self.sizes)
+
+    @cached_property
+    def places(self) -> dict[str, tuple[tuple[bool, int, int, int], ...]]:
+        """For each factor, where it is: (is a result, which, dimension, product of outer factors)."""
+        found: dict[str, list[tuple[bool, int, int, int]]] = {name: [] for name, _ in self.sizes}
+        for is_result, tensors in ((False, self.operands), (True, self.results)):
+            for which, dims in enumerate(tensors):
+                for dim, factors in enumerate(dims or ()):
+                    outer = 1
+                    for factor in factors:
+                        found[factor].append((is_result, which, dim, outer))
+                        outer *= self.size[factor]
+        return {name: tuple(places) for name, places in found.items()}
+
+    def __str__(self) -> str:
+        def tensor(dims: Dims | None) -> str:
+            if dims is None:
+                return "-"
+            return f"[{', '.join(_dim_text(dim) for dim in dims)}]"
+
+        return f"{' '.join(map(tensor, self.operands))} -> {' '.join(map(tensor, self.results))}"
+
+
+def _dim_text(dim: Dim) -> str:
+    if not dim:
+        return "·"
+    return dim[0] if len(dim) == 1 else f"({' '.join(dim)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor argument of a `Call`: which operand it is, and its meta."""
+
+    position: int
+    meta: TensorMeta
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator, as a rule sees it: arguments with tensors as `Operand`s."""
+
+    target: str
+    args: tuple
+    kwargs: dict[str, object]
+    operands: tuple[TensorMeta, ...]
+    results: tuple[TensorMeta | None, ...]
+
+    @staticmethod
+    def of(op: Op, graph: OpGraph) -> Call:
+        """The call that `op` of `graph` makes."""
+        position = iter(range(len(op.operands)))
+
+        def operand(ref: Ref) -> Operand:
+            return Operand(next(position), graph.meta(ref))
+
+        args = map_refs(op.args, operand)
+        kwargs = {key: map_refs(value, operand) for key, value in op.kwargs}
+        assert isinstance(args, tuple)
+        metas = graph.operand_metas(op)
+        return Call(op.target, args, kwargs, metas, op.results)
+
+    def arg(self, index: int, name: str = "", default: object = None) -> object:
+        """The argument at `index`, or by `name`, or `default` where the call leaves it out."""
+        if index < len(self.args):
+            return self.args[index]
+        return self.kwargs.get(name, default)
+
+    def int_arg(self, index: int, name: str, default: int) -> int:
+        """An argument that is a whole number."""
+        value = self.arg(index, name, default)
+        return value if isinstance(value, int) else default
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """The shape of operand `index`."""
+        return self.operands[index].shape
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """The shape of the first result."""
+        assert self.results[0] is not None
+        return self.results[0].shape
+
+
+class Names:
+    """Fresh factor names for one rule, with the sizes they were given."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+
+    def fresh(self, size: int, stem: str = "f") -> Dim:
+        """A dimension of one new factor; a dimension of size 1 has nothing to split."""
+        if size == 1:
+            return WHOLE
+        name = f"{stem}{len(self.sizes)}"
+        self.sizes[name] = size
+        return (name,)
+
+    def fresh_dims(self, shape: Iterable[int], stem: str = "f") -> Dims:
+        """New factors for each dimension of `shape`."""
+        return tuple([self.fresh(size, stem) for size in shape])
+
+    def fixed(self, size: int) -> Dim:
+        """A factor that may not be split, but inside which others may: the 3 of a fused QKV."""
+        if size == 1:
+            return WHOLE
+        name = f"{FIXED}{len(self.sizes)}"
+        self.sizes[name] = size
+        return (name,)
+
+    @property
+    def items(self) -> tuple[tuple[str, int], ...]:
+        """The factors and their sizes, in the order they were made."""
+        return tuple(self.sizes.items())
+
+
+def whole(shape: tuple[int, ...]) -> Dims:
+    """Dims of a tensor that must not be split."""
+    return (WHOLE,) * len(shape)

@@ -1,0 +1,1 @@
+"""What runs: communicators, conversions and lowerings over them, the simulator, the sharded module."""

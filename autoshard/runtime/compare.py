@@ -1,0 +1,155 @@
+"""Compare a sharded module, in the simulator, with the model it came from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autoshard.compat import tree_flatten, tree_map
+from autoshard.errors import VerifyError
+from autoshard.runtime.divergence import first_divergence
+from autoshard.runtime.sharded_module import ShardedModule
+from autoshard.verification import Verification
+
+LEARNING_RATE, MOMENTUM = 0.1, 0.9
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model and inputs to compare on, in one precision.
+
+    Attributes:
+        model: a copy of the user's, in `dtype`.
+        args, kwargs: the inputs, floats in `dtype`.
+        dtype: float64 where the model runs in it, else float32.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dtype: torch.dtype
+
+
+def as_trial(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Trial:
+    """The model and inputs in float64, or in float32 where an operator has no float64.
+
+    Raises:
+        VerifyError: the model is on the meta device, or does not run on these inputs.
+    """
+    if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+        raise VerifyError(
+            "A model on the meta device has no values to compare.", fix="Build it on a real device."
+        )
+    error: Exception | None = None
+    for dtype in (torch.float64, torch.float32):
+        own = copy.deepcopy(model).to(dtype)
+        given = tree_map(lambda x: _cast(x, dtype), (tuple(args), dict(kwargs or {})))  # noqa: B023
+        trial = Trial(own, given[0], given[1], dtype)
+        try:
+            with torch.no_grad():
+                copy.deepcopy(own)(*_copies(trial.args), **_copies(trial.kwargs))
+        except RuntimeError as failed:
+            error = failed
+        else:
+            return trial
+    raise VerifyError(f"The model does not run on these inputs: {error}") from error
+
+
+def _cast(x: Any, dtype: torch.dtype) -> Any:
+    if isinstance(x, Tensor) and x.is_floating_point():
+        return x.detach().to(dtype).requires_grad_(x.requires_grad)
+    return x
+
+
+def _copies(tree: Any) -> Any:
+    return tree_map(lambda x: x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x, tree)
+
+
+def compare(trial: Trial, sharded: ShardedModule, tolerance: float | None) -> Verification:
+    """Outputs, gradients and parameters after one step of SGD with momentum, sharded and not."""
+    reference = copy.deepcopy(trial.model)
+    given, ours = (trial.args, trial.kwargs), (_copies(trial.args), _copies(trial.kwargs))
+    torch.manual_seed(0)
+    wanted = _tensors(reference(*given[0], **given[1]))
+    torch.manual_seed(0)
+    found = _tensors(sharded(*ours[0], **ours[1]))
+    if len(wanted) != len(found):
+        raise VerifyError(f"{len(found)} output tensors, where the model has {len(wanted)}.")
+    output = max([relative(a, b) for a, b in zip(found, wanted, strict=True)], default=0.0)
+    gradients, update = _train(reference, sharded, wanted, found)
+    worst = max(gradients.values(), default=0.0)
+    bound = tolerance if tolerance is not None else _tolerance(trial, sharded)
+    ok = output <= bound and worst <= bound and update <= bound
+    where = None if ok else first_divergence(sharded, trial, bound)
+    ranks = sharded.plan.mesh.size
+    return Verification(ok, output, worst, update, gradients, where, bound, ranks)
+
+
+def _tolerance(trial: Trial, sharded: ShardedModule) -> float:
+    """1e-9 in float64; looser where the model casts to float32 itself, or has to run in it."""
+    if trial.dtype != torch.float64:
+        return 1e-4
+    ops = sharded.first.captured.graph.ops
+    casts = any(m and m.grad and m.dtype in ("float32", "bfloat16", "float16") for op in ops for m in op.results)
+    return 1e-5 if casts else 1e-9
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    return [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+
+
+def _train(
+    reference: nn.Module, sharded: nn.Module, wanted: list[Tensor], found: list[Tensor]
+) -> tuple[dict[str, float], float]:
+    """The error of each gradient, and the worst of the parameters after a step."""
+    loss, mine = _loss(wanted), _loss(found)
+    if loss is None or mine is None:
+        return {}, 0.0
+    loss.backward()
+    mine.backward()
+    ours = dict(sharded.named_parameters())
+    gradients = {}
+    for name, parameter in reference.named_parameters():
+        gradients[name] = _gradient_error(ours[name].grad, parameter.grad)
+    for module in (reference, sharded):
+        torch.optim.SGD(module.parameters(), LEARNING_RATE, MOMENTUM).step()
+    pairs = [(ours[name].detach(), p.detach()) for name, p in reference.named_parameters()]
+    buffers = dict(sharded.named_buffers())
+    pairs += [(buffers[name], b) for name, b in reference.named_buffers() if name in buffers]
+    return gradients, max([relative(a, b) for a, b in pairs], default=0.0)
+
+
+def _gradient_error(found: Tensor | None, wanted: Tensor | None) -> float:
+    if wanted is None:
+        return 0.0 if found is None else float(found.abs().max())
+    return float("inf") if found is None else relative(found, wanted)
+
+
+def _loss(outputs: list[Tensor]) -> Tensor | None:
+    """A sum that weighs every element of every output differently."""
+    total = None
+    for index, x in enumerate(outputs):
+        if x.is_floating_point() and x.requires_grad and x.numel():
+            generator = torch.Generator().manual_seed(index)
+            weights = torch.rand(x.shape, generator=generator, dtype=torch.float64).to(x.device)
+            term = (x.double() * weights).sum() / x.numel() ** 0.5
+            total = term if total is None else total + term
+    return total
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    """max |found − wanted| over max |wanted|; infinite where shapes differ."""
+    if found.shape != wanted.shape:
+        return float("inf")
+    if not wanted.numel():
+        return 0.0
+    a, b = found.detach().double(), wanted.detach().double()
+    if torch.equal(a, b):
+        return 0.0
+    return float((a - b).abs().nan_to_num(float("inf")).max() / (b.abs().max() + 1e-300))
+
