@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.json and not to_stdout:
         _check_target(options.json)
     with _stdout_kept(to_stdout):
-        plan = _plan(_source(options, device="meta"), options)
+        plan = _plan(options)
         if options.json and not to_stdout:
             plan.save(options.json)
         _show(plan)
@@ -100,16 +100,16 @@ def run_diff(options: argparse.Namespace) -> int:
 
 def run_verify(options: argparse.Namespace) -> int:
     """Compare the sharded program with the model."""
+    given = _planning(options)
+    if options.plan:
+        given["plan"] = _load(options.plan)
     source = _source(options, device="cpu")
     from autoshard.api import verify
 
-    found = verify(
-        source.model,
-        args=source.args,
-        kwargs=dict(source.kwargs),
-        **_planning(options),
-        **({"plan": options.plan} if options.plan else {}),
-    )
+    with _progress() as say:
+        found = verify(
+            source.model, args=source.args, kwargs=dict(source.kwargs), progress=say, **given
+        )
     found.report()
     return DONE if found.ok else FAILED
 
@@ -140,10 +140,24 @@ def _source(options: argparse.Namespace, device: str) -> Source:
         raise OptionsError("torch is not installed.", fix="pip install torch") from None
 
 
-def _plan(source: Source, options: argparse.Namespace) -> Plan:
+def _plan(options: argparse.Namespace) -> Plan:
+    given = _planning(options)  # bad options are told before torch is imported
+    source = _source(options, device="meta")
     from autoshard.api import plan
 
-    return plan(source.model, args=source.args, kwargs=dict(source.kwargs), **_planning(options))
+    with _progress() as say:
+        return plan(
+            source.model, args=source.args, kwargs=dict(source.kwargs), progress=say, **given
+        )
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A function that shows the name of the stage that runs, on stderr where that is a terminal."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield lambda stage: status.update(f"{stage} …")
 
 
 def _planning(options: argparse.Namespace) -> dict[str, Any]:
@@ -164,6 +178,7 @@ def _planning(options: argparse.Namespace) -> dict[str, Any]:
         "constraints": _constraints(options.constraint),
         "solver": options.solver,
         "time_limit_s": options.time_limit,
+        "uniform": False if options.no_uniform else None,
     }
     return {name: value for name, value in given.items() if value is not None}
 
@@ -280,5 +295,6 @@ def _add_planning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--constraint", action="append", default=[], metavar="'GLOB=column'", help="repeatable"
     )
+    parser.add_argument("--no-uniform", action="store_true", help="let repeated layers differ")
     parser.add_argument("--solver", metavar="NAME", help="HiGHS or CBC")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="of the solver")

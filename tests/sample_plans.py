@@ -90,8 +90,12 @@ def llama_plan(layers: int = 32, ranks: int = 8) -> Plan:
         SolverRecord("HiGHS", "optimal", 0.60213, 0.60213, 0.0, 575, 1204, 0.131),
         (
             Choice("model.layers.*.mlp.down_proj/aten.linear.default#0", layers, "S(2) S(1) -> P"),
-            Choice("model.layers.*.self_attn.q_proj/aten.linear.default#0", layers, "R S(0) -> S(2)"),
-            Choice("model.embed_tokens/aten.embedding.default#0", 1, "S(0) I -> P [vocab_embedding]"),
+            Choice(
+                "model.layers.*.self_attn.q_proj/aten.linear.default#0", layers, "R S(0) -> S(2)"
+            ),
+            Choice(
+                "model.embed_tokens/aten.embedding.default#0", 1, "S(0) I -> P [vocab_embedding]"
+            ),
         ),
         ("Dropout is off: every dropout probability of the model is 0.",),
         ("input_ids int64[4, 2048]", "labels int64[4, 2048]"),
@@ -101,7 +105,10 @@ def llama_plan(layers: int = 32, ranks: int = 8) -> Plan:
 def _llama_collectives(layers: int) -> tuple[CollectiveRecord, ...]:
     hidden, size, time = (4, 2048, 4096), 4 * 2048 * 4096 * 2, 1.84e-4
     found = []
-    for module, op in (("self_attn.o_proj", "linear"), ("mlp.down_proj", "linear")):
+    for module, op in (
+        ("self_attn.o_proj", "aten.linear.default"),
+        ("mlp.down_proj", "aten.linear.default"),
+    ):
         where = f"model.layers.*.{module}"
         why = "each rank holds a share of the sum over the split input features"
         found.append(

@@ -7,7 +7,10 @@ always integral: it is solved first, and branching is left for when it is not.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pulp
@@ -79,18 +82,43 @@ def available(solver: str | None = None) -> str:
     if solver is not None and solver not in SOLVERS:
         raise SolverError(f"There is no solver '{solver}'.", fix=f"Use one of {', '.join(SOLVERS)}.")
     for name in (solver,) if solver else SOLVERS:
-        if _backend(name, 1.0, msg=False).available():
+        if _backend(name, 1.0).available():
             return name
     raise SolverError(
         f"{solver or 'No solver'} is not installed.", fix="Install one: pip install highspy."
     )
 
 
-def _backend(name: str, time_limit_s: float, *, msg: bool = False, relax: bool = False) -> pulp.LpSolver:
+class _HiGHS(pulp.HiGHS):
+    """HiGHS without the banner that it prints as it is made, before any option can stop it."""
+
+    def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:  # noqa: N802 - PuLP's name
+        with _stdout_closed():
+            super().createAndConfigureSolver(lp)
+
+
+@contextlib.contextmanager
+def _stdout_closed() -> Iterator[None]:
+    """A block in which what native code writes to standard output is dropped."""
+    try:
+        kept = os.dup(1)
+    except OSError:
+        yield
+        return
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def _backend(name: str, time_limit_s: float, *, relax: bool = False) -> pulp.LpSolver:
+    common = {"msg": False, "timeLimit": time_limit_s, "threads": 1, "gapRel": 1e-9, "mip": not relax}
     if name == "HiGHS":
-        options = {"random_seed": 0} if not relax else {"random_seed": 0, "solver": "simplex"}
-        return pulp.HiGHS(msg=msg, timeLimit=time_limit_s, threads=1, gapRel=1e-9, mip=not relax, **options)
-    return pulp.PULP_CBC_CMD(msg=msg, timeLimit=time_limit_s, threads=1, gapRel=1e-9, mip=not relax, options=["RandomS 1"])
+        return _HiGHS(**common, random_seed=0, solver="simplex" if relax else "choose")
+    return pulp.PULP_CBC_CMD(**common, options=["RandomS 1"])
 
 
 def _state(problem: Problem) -> _Program:

@@ -176,7 +176,7 @@ def _axis(row: CollectiveRecord, plan: Plan) -> str:
 
 
 def _place(row: CollectiveRecord) -> Text:
-    return Text.assemble(row.module or "(the model itself)", (f"\n  {row.op}", "dim"))
+    return Text.assemble(row.module or "(the model itself)", (f"\n  {fmt.operator(row.op)}", "dim"))
 
 
 def fallbacks_table(plan: Plan, width: int) -> Group | None:

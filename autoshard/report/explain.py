@@ -94,7 +94,7 @@ def _neighbourhood(plan: Plan, weight: WeightRecord) -> list[tuple[str, str]]:
 
 def _collective(row: CollectiveRecord) -> str:
     return (
-        f"{row.kind} on {row.axis} after {row.op}, {fmt.shape(row.tensor_shape)}, "
+        f"{row.kind} on {row.axis} after {fmt.operator(row.op)}, {fmt.shape(row.tensor_shape)}, "
         f"{fmt.size(row.bytes)}, ×{row.count:,}, "
         f"{fmt.seconds(row.count * row.time_s)} in all: {row.reason}"
     )

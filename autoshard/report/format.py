@@ -67,6 +67,11 @@ def shape(dims: Sequence[int]) -> str:
     return "×".join(map(str, dims)) if dims else "scalar"
 
 
+def operator(name: str) -> str:
+    """An operator's name as people say it: "aten.linear.default" → "linear"."""
+    return name.removeprefix("aten.").removesuffix(".default")
+
+
 def plural(count: int, noun: str) -> str:
     """How many of something: (2, "rank") → "2 ranks"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

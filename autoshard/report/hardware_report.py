@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoshard.report import format as fmt
-from autoshard.report.layout import Column, table, width_of
+from autoshard.report.layout import Column, show, table, width_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,13 +36,12 @@ def print_hardware(profiles: Sequence[Hardware], console: Console | None = None)
         ]
         for profile in profiles
     ]
-    console.print(table(width, columns, rows), width=width, crop=False, highlight=False)
+    show(console, table(width, columns, rows))
 
 
 def print_profile(profile: Hardware, console: Console | None = None) -> None:
     """Print all of `profile`, and where its numbers are from."""
     console = console or Console()
-    width = width_of(console)
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
@@ -59,8 +58,7 @@ def print_profile(profile: Hardware, console: Console | None = None) -> None:
     }
     for label, fact in facts.items():
         grid.add_row(label, Text(fact))
-    console.print(Text(profile.name, style="bold"))
-    console.print(grid, width=width, crop=False, highlight=False)
+    show(console, Text(profile.name, style="bold"), grid)
 
 
 def _links(profile: Hardware) -> tuple[Link, Link]:

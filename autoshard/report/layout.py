@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
-LEAST_WIDTH = 60
+LEAST_WIDTH = 76
+"""What the widest row of numbers needs; a narrower console wraps the lines itself."""
 _GAP = 2  # between columns: one cell of padding, one for the box's divider
 WIDE = 120
 """The console width from which a report has its long columns."""
@@ -43,6 +45,14 @@ Row = Sequence[Cell]
 def width_of(console: Console) -> int:
     """The width to lay out for, in cells: the console's, but no less than a report needs."""
     return max(LEAST_WIDTH, console.width)
+
+
+def show(console: Console, *parts: RenderableType) -> None:
+    """Print `parts`, laid out for `width_of(console)`: also where the console is narrower."""
+    options = console.options.update(width=width_of(console), highlight=False)
+    for part in parts:
+        # rich would lay out for the console's own width, and crop.
+        console.print(Segments(console.render(part, options)), crop=False, end="")
 
 
 def table(width: int, columns: Sequence[Column], rows: Sequence[Row], footer: Row = ()) -> Table:
@@ -93,26 +103,29 @@ def _longest_line(cell: Cell) -> int:
 
 
 def _fit(cell: Cell, width: int) -> Text:
-    """`cell` with the words that are wider than `width` broken at their dots or underscores."""
+    """`cell` with the words that are wider than `width` broken at their dots or underscores.
+
+    What is broken off an indented line is indented as far.
+    """
     text = Text(cell) if isinstance(cell, str) else cell
     lines = []
     for line in text.split("\n", allow_blank=True):
-        lines.extend(line.divide(_breaks(line.plain, width)))
+        indent = len(line.plain) - len(line.plain.lstrip())
+        first, *rest = line.divide(_breaks(line.plain, width, indent))
+        lines += [first, *(Text(" " * indent).append_text(part) for part in rest)]
     return Text("\n").join(lines)
 
 
-def _breaks(line: str, width: int) -> list[int]:
+def _breaks(line: str, width: int, indent: int) -> list[int]:
     """Where to break a line so that no word in it is wider than `width`, as far as dots allow."""
-    found = []
+    found, room = [], width - indent
     for word in re.finditer(r"\S+", line):
-        start, room = word.start(), width
-        if not line[:start].strip():
-            room -= start  # the line's indent
+        start = word.start()
         while cell_len(line[start : word.end()]) > room:
             at = max(line.rfind(".", start + 1, start + room), start)
             at = at if at > start else line.rfind("_", start, start + room - 1) + 1
             if at <= start:
                 break
             found.append(at)
-            start, room = at, width
+            start = at
     return found

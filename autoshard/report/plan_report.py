@@ -11,7 +11,10 @@ from autoshard.plan_types import Plan
 from autoshard.report import format as fmt
 from autoshard.report.cost_tables import memory_table, replicated_verdict, time_table, unit_of
 from autoshard.report.decision_tables import collectives_table, fallbacks_table, weights_table
-from autoshard.report.layout import width_of
+from autoshard.report.layout import show, width_of
+
+_ROUNDING = 1e-9
+"""A gap below this is the rounding of floating-point sums."""
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -34,8 +37,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     )
     for section in sections:
         if section is not None:
-            console.print(section, width=width, crop=False, overflow="fold", highlight=False)
-            console.print()
+            show(console, section, "")
 
 
 def header(plan: Plan, width: int) -> Panel:
@@ -88,13 +90,13 @@ def solver_line(plan: Plan) -> Text:
     parts = [
         f"objective {fmt.seconds(solver.objective_s)}",
         f"bound {fmt.seconds(solver.bound_s)}",
-        f"gap {fmt.percent(solver.gap)}",
+        f"gap {fmt.percent(solver.gap if abs(solver.gap) > _ROUNDING else 0.0)}",
         f"{solver.binaries:,} binaries",
         f"{solver.constraints:,} constraints",
     ]
     if solver.wall_s:
         parts.append(f"found in {fmt.seconds(solver.wall_s)}")
-    style = "green" if solver.status == "optimal" else "yellow"
+    style = "green" if solver.status.startswith("optimal") else "yellow"
     return Text.assemble(
         ("Solver  ", "bold underline"), f"{solver.name}: ", (solver.status, style),
         " · ", " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from autoshard.report import format as fmt
-from autoshard.report.layout import Cell, Column, table, width_of
+from autoshard.report.layout import Cell, Column, show, table, width_of
 from autoshard.verification import Verification
 
 WORST = 10
@@ -19,11 +20,10 @@ def print_verification(verification: Verification, console: Console | None = Non
     """Print the verdict, the errors beside the tolerance, the worst gradients and the first node."""
     console = console or Console()
     width = width_of(console)
-    for part in (_verdict(verification), "", _errors(verification, width)):
-        console.print(part, width=width, crop=False, overflow="fold", highlight=False)
+    show(console, _verdict(verification), "", _errors(verification, width))
     if (divergence := verification.first_divergence) is not None:
         where = Text.assemble(("\nFirst node that differs: ", "bold red"), divergence)
-        console.print(where, width=width, crop=False, overflow="fold", highlight=False)
+        show(console, where)
 
 
 def _verdict(v: Verification) -> Text:
@@ -33,7 +33,7 @@ def _verdict(v: Verification) -> Text:
     return Text(f"✗ On {ranks} the sharded model does NOT compute what the model does.", "bold red")
 
 
-def _errors(v: Verification, width: int) -> object:
+def _errors(v: Verification, width: int) -> Table:
     """A row for each comparison, and one for each gradient that is beyond the tolerance."""
     beyond = [(name, error) for name, error in v.gradients.items() if not error <= v.tolerance]
     beyond.sort(key=lambda item: (-item[1] if item[1] == item[1] else -math.inf, item[0]))
@@ -45,7 +45,7 @@ def _errors(v: Verification, width: int) -> object:
         _row(Text("parameters after a step"), v.max_update_error, v.tolerance),
     ]
     if len(beyond) > WORST:
-        left = Text(f"  and {len(beyond) - WORST:,} more gradients", style="dim")
+        left = Text(f"  and {fmt.plural(len(beyond) - WORST, 'more gradient')}", style="dim")
         rows.insert(-1, [left, "", "", ""])
     columns = [
         Column("compared", flexible=True),

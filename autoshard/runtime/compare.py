@@ -17,6 +17,12 @@ from autoshard.runtime.sharded_module import ShardedModule
 from autoshard.verification import Verification
 
 LEARNING_RATE, MOMENTUM = 0.1, 0.9
+SMALL = 1e-3
+"""Errors are relative to a tensor's own size, but to no less than this share of the largest gradient.
+
+A gradient that is zero in exact arithmetic (a key's bias under a softmax) is rounding noise: nothing is
+learnt from dividing by it.
+"""
 
 
 @dataclass(frozen=True)
@@ -113,21 +119,24 @@ def _train(
     loss.backward()
     mine.backward()
     ours = dict(sharded.named_parameters())
-    gradients = {}
-    for name, parameter in reference.named_parameters():
-        gradients[name] = _gradient_error(ours[name].grad, parameter.grad)
+    grads = [p.grad for p in reference.parameters() if p.grad is not None and p.grad.numel()]
+    floor = SMALL * max([float(g.abs().max()) for g in grads], default=0.0)
+    gradients = {
+        name: _gradient_error(ours[name].grad, parameter.grad, floor)
+        for name, parameter in reference.named_parameters()
+    }
     for module in (reference, sharded):
         torch.optim.SGD(module.parameters(), LEARNING_RATE, MOMENTUM).step()
     pairs = [(ours[name].detach(), p.detach()) for name, p in reference.named_parameters()]
     buffers = dict(sharded.named_buffers())
     pairs += [(buffers[name], b) for name, b in reference.named_buffers() if name in buffers]
-    return gradients, max([relative(a, b) for a, b in pairs], default=0.0)
+    return gradients, max([relative(a, b, floor * LEARNING_RATE) for a, b in pairs], default=0.0)
 
 
-def _gradient_error(found: Tensor | None, wanted: Tensor | None) -> float:
+def _gradient_error(found: Tensor | None, wanted: Tensor | None, floor: float) -> float:
     if wanted is None:
-        return 0.0 if found is None else float(found.abs().max())
-    return float("inf") if found is None else relative(found, wanted)
+        return 0.0 if found is None or not found.numel() else float(found.abs().max())
+    return float("inf") if found is None else relative(found, wanted, floor)
 
 
 def _loss(outputs: list[Tensor]) -> Tensor | None:
@@ -142,8 +151,8 @@ def _loss(outputs: list[Tensor]) -> Tensor | None:
     return total
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
-    """max |found − wanted| over max |wanted|; infinite where shapes differ."""
+def relative(found: Tensor, wanted: Tensor, floor: float = 0.0) -> float:
+    """max |found − wanted| over max |wanted| (or `floor`); infinite where shapes differ."""
     if found.shape != wanted.shape:
         return float("inf")
     if not wanted.numel():
@@ -151,5 +160,5 @@ def relative(found: Tensor, wanted: Tensor) -> float:
     a, b = found.detach().double(), wanted.detach().double()
     if torch.equal(a, b):
         return 0.0
-    return float((a - b).abs().nan_to_num(float("inf")).max() / (b.abs().max() + 1e-300))
+    return float((a - b).abs().nan_to_num(float("inf")).max() / max(float(b.abs().max()), floor, 1e-300))
 
