@@ -32,7 +32,7 @@ def all_gather(x: Tensor, dim: int, blocks: int, size: int, group: str) -> Tenso
     """The whole whose slices of `dim` the ranks of a group hold."""
     x = x.contiguous()
     out = x.new_empty((size * x.shape[0], *x.shape[1:]) if x.dim() else (size,))
-    dist.all_gather_into_tensor(out, x, process_group(group))
+    dist.all_gather_single(out, x, process_group(group))
     if dim == 0 and blocks == 1:
         return out
     return join(out.chunk(size), dim, blocks).contiguous()
@@ -51,7 +51,7 @@ def reduce_scatter(x: Tensor, dim: int, blocks: int, size: int, group: str) -> T
     parts = [take(x, dim, blocks, r, size) for r in range(size)]
     given = x.contiguous() if dim == 0 and blocks == 1 else torch.cat([p.contiguous() for p in parts])
     out = x.new_empty(parts[0].shape)
-    dist.reduce_scatter_tensor(out, given, group=process_group(group))
+    dist.reduce_scatter_single(out, given, group=process_group(group))
     return out
 
 
