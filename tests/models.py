@@ -43,7 +43,9 @@ def _ids(batch: int = 4, sequence: int = 16, vocabulary: int = 128) -> Tensor:
     return torch.randint(1, vocabulary, (batch, sequence))
 
 
-def llama(layers: int = 2, heads: int = 4, kv_heads: int = 2, hidden: int = 64, vocabulary: int = 128) -> Built:
+def llama(
+    layers: int = 2, heads: int = 4, kv_heads: int = 2, hidden: int = 64, vocabulary: int = 128
+) -> Built:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -93,7 +95,11 @@ def bert() -> Built:
         attention_probs_dropout_prob=0.0,
     )
     ids = _ids()
-    return BertForMaskedLM(config), {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+    return BertForMaskedLM(config), {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "labels": ids.clone(),
+    }
 
 
 def vit() -> Built:
@@ -111,7 +117,10 @@ def vit() -> Built:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    return ViTForImageClassification(config), {"pixel_values": torch.randn(4, 3, 32, 32), "labels": torch.arange(4)}
+    return ViTForImageClassification(config), {
+        "pixel_values": torch.randn(4, 3, 32, 32),
+        "labels": torch.arange(4),
+    }
 
 
 def t5() -> Built:
@@ -130,20 +139,31 @@ def t5() -> Built:
         pad_token_id=0,
     )
     ids = _ids()
-    return T5ForConditionalGeneration(config), {"input_ids": ids, "labels": ids[:, :8].clone(), "use_cache": False}
+    return T5ForConditionalGeneration(config), {
+        "input_ids": ids,
+        "labels": ids[:, :8].clone(),
+        "use_cache": False,
+    }
 
 
 def encoder_layer() -> Built:
     torch.manual_seed(0)
-    return nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True), {"src": torch.randn(4, 16, 64)}
+    return nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True), {
+        "src": torch.randn(4, 16, 64)
+    }
 
 
 def resnet() -> Built:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     torch.manual_seed(0)
-    config = ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2], layer_type="basic", num_labels=8)
-    return ResNetForImageClassification(config), {"pixel_values": torch.randn(4, 3, 32, 32), "labels": torch.arange(4)}
+    config = ResNetConfig(
+        embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2], layer_type="basic", num_labels=8
+    )
+    return ResNetForImageClassification(config), {
+        "pixel_values": torch.randn(4, 3, 32, 32),
+        "labels": torch.arange(4),
+    }
 
 
 MODELS: dict[str, Callable[[], Built]] = {
