@@ -17,7 +17,7 @@ from autoshard.errors import CaptureError, MeshError, OptionsError
 from autoshard.options import read_mesh, read_options
 from autoshard.mesh import Mesh
 from autoshard.plan_types import Plan
-from autoshard.planner import Decided, Options, apply_plan, decide, record
+from autoshard.planner import Decided, Options, apply_plan, decide, record, surveyed
 from autoshard.rewrite import rewrite
 from autoshard.runtime.again import preparer
 from autoshard.runtime.backend import Backend, SimulatorBackend
@@ -92,11 +92,12 @@ def plan(
 
 def _planned(captured: Captured, options: Options, say: Progress) -> tuple[Decided, Plan]:
     say("solve")
-    decided = decide(captured.graph, options)
+    survey = surveyed(captured.graph, options)
+    decided = decide(captured.graph, options, survey)
     others = {}
     if options.search == "tensor" and options.mesh.size > 1:
         wider = replace(options, search="all", constraints=(), memory_budget_bytes=None)
-        others["all"] = decide(captured.graph, wider)
+        others["all"] = decide(captured.graph, wider, survey)
     return decided, record(captured.graph, decided, options, others)
 
 

@@ -115,6 +115,24 @@ LOCAL_ARGUMENTS: dict[Any, Callable[[Site], None]] = {
 }
 
 
+# --- products with a bias -----------------------------------------------------------------------
+
+
+def _linear_bias(args: tuple[Any, ...], bias: Node) -> tuple[Any, tuple[Any, ...]]:
+    return aten.linear.default, (*args[:2], bias)
+
+
+def _mm_bias(args: tuple[Any, ...], bias: Node) -> tuple[Any, tuple[Any, ...]]:
+    return aten.addmm.default, (bias, *args)
+
+
+BIASED: dict[Any, Callable[[tuple[Any, ...], Node], tuple[Any, tuple[Any, ...]]]] = {
+    aten.linear.default: _linear_bias,
+    aten.mm.default: _mm_bias,
+}
+"""For products whose bias capture split off: the operator that does both, and its arguments."""
+
+
 # --- lowerings ----------------------------------------------------------------------------------
 
 

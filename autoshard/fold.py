@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from autoshard.graph import Op, OpGraph, Ref, TensorMeta, map_refs
+from autoshard.graph import Op, OpGraph, Ref, TensorMeta
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,8 @@ def fold(
 
 def _signature(op: Op, graph: OpGraph) -> Hashable:
     """All that a rule may look at."""
-    args = map_refs(op.args, lambda ref: Ref)
-    kwargs = map_refs(op.kwargs, lambda ref: Ref)
     target = op.kind if op.stored else op.target
-    return op.kind, target, args, kwargs, op.results, graph.operand_metas(op), op.pinned
+    return op.kind, target, op.args, op.kwargs, op.results, graph.operand_metas(op), op.pinned
 
 
 def _classes(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -54,6 +54,19 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of a tensor among an operator's arguments: its operand `position`.
+
+    Arguments with slots for tensors are equal for equal calls, whatever tensors they are made on.
+    """
+
+    position: int
+
+    def __str__(self) -> str:
+        return f"${self.position}"
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One operator of the graph, or one of its leaves.
 
@@ -61,8 +74,8 @@ class Op:
         name: unique in the graph.
         kind: "parameter", "buffer", "constant", "input", "call" or "output".
         target: for calls the operator ("aten.linear.default"), for leaves the FQN or input name.
-        args, kwargs: arguments as written, nested; tensors are `Ref`s.
-        operands: the `Ref`s of args, then kwargs, in order.
+        args, kwargs: arguments as written, nested, with a `Slot` for each tensor.
+        operands: the tensors in the slots, in order.
         results: one meta a result; None for a result that is no tensor.
         module: FQN of the module whose forward runs it.
         trace: the user's stack trace, innermost last.
@@ -170,21 +183,23 @@ class OpGraph:
 
 def _op_text(op: Op) -> str:
     results = ", ".join("-" if meta is None else str(meta) for meta in op.results)
-    given = [_value_text(arg) for arg in op.args]
-    given += [f"{key}={_value_text(value)}" for key, value in op.kwargs]
+    given = [_value_text(arg, op) for arg in op.args]
+    given += [f"{key}={_value_text(value, op)}" for key, value in op.kwargs]
     return f"%{op.name} = {op.kind} {op.target}({', '.join(given)}) -> {results}"
 
 
-def _value_text(value: object) -> str:
+def _value_text(value: object, op: Op) -> str:
+    if isinstance(value, Slot):
+        return str(op.operands[value.position])
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_value_text, value))}]"
+        return f"[{', '.join([_value_text(item, op) for item in value])}]"
     return str(value)
 
 
-def map_refs(value: object, change) -> object:  # noqa: ANN001
-    """`value`, a nest of tuples, with `change` applied to each `Ref` in it, in order."""
-    if isinstance(value, Ref):
-        return change(value)
+def fill_slots(value: object, fill: Callable[[int], object]) -> object:
+    """`value`, a nest of tuples, with `fill(position)` in place of each slot."""
+    if isinstance(value, Slot):
+        return fill(value.position)
     if isinstance(value, tuple):
-        return tuple([map_refs(item, change) for item in value])
+        return tuple([fill_slots(item, fill) for item in value])
     return value

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, Node
 
 from autoshard.capture import Captured
-from autoshard.emit import EMITTERS, LOCAL_ARGUMENTS, Site
+from autoshard.emit import BIASED, EMITTERS, LOCAL_ARGUMENTS, Site
 from autoshard.graph import Op, Ref, TensorMeta
 from autoshard.mesh import Mesh
 from autoshard.placement import Layout, Shard, conversion, local_shape
@@ -145,9 +145,22 @@ class _Writer:
         )
         if source.target in LOCAL_ARGUMENTS:
             LOCAL_ARGUMENTS[source.target](site)
-        made = EMITTERS[strategy.lowering](site)
+        made = self._with_bias(op, source, operands) or EMITTERS[strategy.lowering](site)
         made.meta = {k: source.meta[k] for k in ("stack_trace", "nn_module_stack") if k in source.meta}
         self._results(op, strategy.results, made, source)
+
+    def _with_bias(self, op: Op, source: Node, operands: list[Node]) -> Node | None:
+        """Join a bias that capture split off with its product again, where nothing came between."""
+        if not source.meta.get("bias"):
+            return None
+        product, bias = operands
+        alone = len(self._captured.graph.consumers[op.operands[0]]) == 1
+        if not alone or product.target not in BIASED:
+            return None  # a conversion reduced the product first, or someone else takes it too
+        target, args = BIASED[product.target](product.args, bias)
+        made = self.graph.call_function(target, args)
+        self.graph.erase_node(product)
+        return made
 
     def _local_shapes(
         self, metas: tuple[TensorMeta | None, ...], layouts: tuple[Layout, ...]

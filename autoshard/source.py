@@ -54,7 +54,8 @@ def load_source(text: str, *, training: bool = True, device: str = "meta") -> So
     if text.startswith("transformers:"):
         from autoshard.transformers_source import load_transformers
 
-        return load_transformers(text.removeprefix("transformers:"), training, device)
+        model, kwargs = load_transformers(text.removeprefix("transformers:"), training, device)
+        return Source(model, (), kwargs)
     if not colon or not place or not name:
         raise OptionsError(f"'{text}' names no model.", fix=f"Write {_FORMS}.")
     module = _load_file(Path(place)) if _is_file(place) else _load_module(place)

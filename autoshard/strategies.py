@@ -88,8 +88,17 @@ class _Space:
         ]
 
 
+def find_rules(folded: Folded, registry: Registry = DEFAULT) -> tuple[Rule | None, ...]:
+    """The rule of each class's operator, or None where there is none."""
+    return tuple(_rule(folded, i, registry) for i in range(len(folded.classes)))
+
+
 def derive(
-    folded: Folded, mesh: Mesh, *, search: str = "all", registry: Registry = DEFAULT
+    folded: Folded,
+    mesh: Mesh,
+    *,
+    search: str = "all",
+    rules: tuple[Rule | None, ...] | None = None,
 ) -> Strategies:
     """List the strategies of every class.
 
@@ -97,10 +106,10 @@ def derive(
         folded: the graph.
         mesh: one axis; its size is n.
         search: "tensor" leaves out splits of dimensions that are no weight's.
-        registry: where rules are looked up.
+        rules: of each class, where they are known already.
     """
     n = mesh.size
-    rules = tuple(_rule(folded, i, registry) for i in range(len(folded.classes)))
+    rules = find_rules(folded) if rules is None else rules
     locked, weights = _locked(folded, rules), _weights(folded, rules)
     cuts = _cuts(folded, rules, n)
     allowed = _weight_cuts(folded, rules, cuts, weights) if search == "tensor" else None

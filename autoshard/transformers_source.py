@@ -6,11 +6,10 @@ import inspect
 import json
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from autoshard.errors import OptionsError
-from autoshard.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +31,10 @@ _AUTO_CLASSES = (
 )
 
 
-def load_transformers(text: str, training: bool, device: str) -> Source:
-    """The model of the config file that `text` names: `CONFIG.json[?batch=4&seq=2048]`.
+def load_transformers(
+    text: str, training: bool, device: str
+) -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
+    """The model of the config file that `text` names, `CONFIG.json[?batch=4&seq=2048]`, and its inputs.
 
     The class is the first of the config's `architectures`, else the first that transformers knows
     for the model's type: sequence to sequence, masked or causal language model, image classifier.
@@ -52,7 +53,7 @@ def load_transformers(text: str, training: bool, device: str) -> Source:
         model = _model(config, path)
         if not training:
             model.eval()
-        return Source(model, (), _inputs(model, sizes, training, path))
+        return model, _inputs(model, sizes, training, path)
 
 
 def _sizes(query: str) -> dict[str, int]:
@@ -140,7 +141,7 @@ def _model(config: PretrainedConfig, path: str) -> PreTrainedModel:
 
 def _inputs(
     model: PreTrainedModel, sizes: dict[str, int], training: bool, path: str
-) -> dict[str, Any]:
+) -> dict[str, torch.Tensor]:
     """Example inputs of `model`: token ids or pixels, and labels where it has a loss and trains."""
     main = model.main_input_name
     config, classes = model.config.get_text_config(), model.config.num_labels or 2

@@ -12,7 +12,7 @@ from torch.fx import Node
 from autoshard.capture.captured import Captured
 from autoshard.compat import in_place_arguments, is_view
 from autoshard.errors import CaptureError
-from autoshard.graph import Op, OpGraph, Ref, TensorMeta
+from autoshard.graph import Op, OpGraph, Ref, Slot, TensorMeta
 
 _NO_GRADIENT = frozenset({"aten.detach.default", "aten.zeros_like.default", "aten.ones_like.default",
                           "aten.empty_like.default", "aten.full_like.default", "aten.new_zeros.default",
@@ -129,7 +129,8 @@ class _Reader:
                 self._call(node)
         elif node.op == "output":
             operands = tuple(dict.fromkeys(self._refs[n] for n in node.all_input_nodes))
-            self.ops.append(Op(node.name, "output", "output", (operands,), operands=operands))
+            slots = tuple(map(Slot, range(len(operands))))
+            self.ops.append(Op(node.name, "output", "output", slots, operands=operands))
         else:
             raise CaptureError(f"A node of kind {node.op} is not supported.", node.name)
 
@@ -204,7 +205,7 @@ class _Reader:
         if isinstance(item, Node):
             ref = self._refs[item]
             operands.append(ref)
-            return ref
+            return Slot(len(operands) - 1)
         if isinstance(item, (list, tuple)):
             return tuple([self._convert(i, operands) for i in item])
         if item is None or isinstance(item, (bool, int, float, str)):

@@ -1,6 +1,6 @@
 """From a graph to a plan: strategies, prices, the solve, and the records that tell of it."""
 
-from autoshard.planner.decide import Decided, Options, apply_plan, decide
+from autoshard.planner.decide import Decided, Options, apply_plan, decide, surveyed
 from autoshard.planner.record import record
 
-__all__ = ["Decided", "Options", "apply_plan", "decide", "record"]
+__all__ = ["Decided", "Options", "apply_plan", "decide", "record", "surveyed"]

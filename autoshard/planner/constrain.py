@@ -39,9 +39,7 @@ def labels(graph: OpGraph, constraints: tuple[tuple[str, str], ...]) -> dict[str
     return found
 
 
-def constrained(
-    strategies: Strategies, constraints: tuple[tuple[str, str], ...]
-) -> Strategies:
+def constrained(strategies: Strategies, constraints: tuple[tuple[str, str], ...]) -> Strategies:
     """Keep, of each constrained weight's strategies, those that it asks for.
 
     Raises:
@@ -58,7 +56,9 @@ def constrained(
         if not kept:
             can = sorted({_name(strategies, index, s) for s in choices[index]})
             raise ConstraintError(
-                f"The weight cannot be stored '{split}'.", cls.op.target, f"It can be {', '.join(can)}."
+                f"The weight cannot be stored '{split}'.",
+                cls.op.target,
+                f"It can be {', '.join(can)}.",
             )
         choices[index] = kept
     return replace(strategies, choices=tuple(choices))

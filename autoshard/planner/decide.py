@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autoshard.cost.hardware import Hardware, load_hardware
 from autoshard.cost.model import Pricer
 from autoshard.errors import PlanError
-from autoshard.fold import Folded, fold
+from autoshard.fold import Folded
 from autoshard.graph import OpGraph
 from autoshard.ilp.problem import Problem, Solution
 from autoshard.ilp.solve import solve
@@ -15,6 +15,7 @@ from autoshard.mesh import Mesh
 from autoshard.plan_types import Plan
 from autoshard.planner.constrain import constrained, labels
 from autoshard.planner.price import price
+from autoshard.planner.survey import Survey, survey_graph
 from autoshard.strategies import Strategies, Strategy, derive
 
 
@@ -72,18 +73,35 @@ class Decided:
         return self.strategies.choices[index][self.choice[index]]
 
 
-def decide(graph: OpGraph, options: Options) -> Decided:
+def decide(graph: OpGraph, options: Options, survey: Survey | None = None) -> Decided:
     """Choose every operator's strategy at the least predicted time of a step.
+
+    Args:
+        graph: what was captured.
+        options: what to plan for.
+        survey: of the same graph, where there is one already.
 
     Raises:
         ConstraintError: a constraint matches no parameter, or asks for what cannot be.
         InfeasibleError: nothing fits the memory budget.
         SolverError: the solver failed.
     """
-    strategies = _strategies(graph, options.mesh, options.search, options.constraints, options.uniform)
-    problem = price(strategies, options.pricer, options.memory_budget_bytes)
+    known = survey or surveyed(graph, options)
+    found = derive(known.folded, options.mesh, search=options.search, rules=known.rules)
+    strategies = constrained(found, options.constraints)
+    problem = price(strategies, options.pricer, known.in_memory, options.memory_budget_bytes)
     solution = solve(problem, solver=options.solver, time_limit_s=options.time_limit_s)
     return Decided(strategies, solution.choice, problem, solution)
+
+
+def surveyed(graph: OpGraph, options: Options) -> Survey:
+    """What planning for these options needs to know of the graph, whatever the search."""
+    return survey_graph(
+        graph,
+        uniform=options.uniform,
+        labels=labels(graph, options.constraints),
+        fused=options.hardware.fused_pointwise,
+    )
 
 
 def apply_plan(graph: OpGraph, plan: Plan) -> Decided:
@@ -101,11 +119,14 @@ def apply_plan(graph: OpGraph, plan: Plan) -> Decided:
             f"(graph {graph.fingerprint}).",
             fix="Plan again for this model and these example inputs.",
         )
-    strategies = _strategies(graph, plan.mesh, plan.search, plan.constraints, plan.uniform)
+    marks = labels(graph, plan.constraints)
+    known = survey_graph(graph, uniform=plan.uniform, labels=marks, fused=True)
+    found = derive(known.folded, plan.mesh, search=plan.search, rules=known.rules)
+    strategies = constrained(found, plan.constraints)
     wanted = {choice.key: choice.strategy for choice in plan.choices}
     choice = []
-    for cls, found in zip(strategies.folded.classes, strategies.choices, strict=True):
-        texts = [str(strategy) for strategy in found]
+    for cls, options in zip(strategies.folded.classes, strategies.choices, strict=True):
+        texts = [str(strategy) for strategy in options]
         text = wanted.get(cls.key, texts[0] if len(texts) == 1 else None)
         if text not in texts:
             raise PlanError(
@@ -114,18 +135,8 @@ def apply_plan(graph: OpGraph, plan: Plan) -> Decided:
             )
         choice.append(texts.index(text))
     decided = Decided(strategies, tuple(choice))
-    problem = price(strategies, Pricer(load_hardware("ideal"), plan.mesh, train=False), None)
+    pricer = Pricer(load_hardware("ideal"), plan.mesh, train=False)
+    problem = price(strategies, pricer, known.in_memory, None)
     if not problem.possible(decided.choice):
         raise PlanError("The plan's strategies do not fit together.", fix="Plan again.")
     return decided
-
-
-def _strategies(
-    graph: OpGraph,
-    mesh: Mesh,
-    search: str,
-    constraints: tuple[tuple[str, str], ...],
-    uniform: bool,  # noqa: FBT001
-) -> Strategies:
-    folded = fold(graph, uniform=uniform, labels=labels(graph, constraints))
-    return constrained(derive(folded, mesh, search=search), constraints)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from autoshard.cost.fusion import in_memory
 from autoshard.cost.model import Pricer
 from autoshard.fold import ValueGroup
 from autoshard.graph import Ref
@@ -11,13 +10,18 @@ from autoshard.placement import I, Layout, R, Shard, convertible
 from autoshard.strategies import Strategies, Strategy
 
 
-def price(strategies: Strategies, pricer: Pricer, budget_bytes: int | None) -> Problem:
-    """The problem of choosing among `strategies` at these prices."""
+def price(
+    strategies: Strategies, pricer: Pricer, kept: dict[Ref, bool], budget_bytes: int | None
+) -> Problem:
+    """The problem of choosing among `strategies` at these prices.
+
+    Args:
+        strategies: what may be chosen.
+        pricer: what it costs.
+        kept: for each tensor, whether it goes through memory.
+        budget_bytes: of memory a rank, or None.
+    """
     folded = strategies.folded
-    of_op = {
-        name: strategies.rules[index] for name, index in folded.class_of.items()
-    }
-    kept = in_memory(folded.graph, of_op, fused=pricer.hardware.fused_pointwise)
     nodes = tuple(_node(strategies, pricer, kept, i) for i in range(len(folded.classes)))
     tensors = tuple(_tensor(strategies, pricer, group) for group in folded.groups)
     return Problem(nodes, tensors, budget_bytes)
@@ -71,7 +75,11 @@ def _tie(strategy: Strategy, *, small: bool) -> float:
 
 def _tensor(strategies: Strategies, pricer: Pricer, group: ValueGroup) -> Tensor:
     folded, choices = strategies.folded, strategies.choices
-    meta = folded.graph.meta(group.example) if folded.classes[group.producer].op.results[group.result] else None
+    meta = (
+        folded.graph.meta(group.example)
+        if folded.classes[group.producer].op.results[group.result]
+        else None
+    )
     made = [s.results[group.result] for s in choices[group.producer]]
     wanted = [[s.operands[position] for s in choices[node]] for node, position in group.uses]
     states = list(dict.fromkeys([*made, *(layout for want in wanted for layout in want)]))

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from autoshard.graph import Op, OpGraph, Ref, TensorMeta, map_refs
+from autoshard.graph import Op, OpGraph, TensorMeta, fill_slots
 
 Dim = tuple[str, ...]
 """The factors of one dimension, outer to inner; () is a dimension that must stay whole."""
@@ -120,15 +120,14 @@ class Call:
     @staticmethod
     def of(op: Op, graph: OpGraph) -> Call:
         """The call that `op` of `graph` makes."""
-        position = iter(range(len(op.operands)))
-
-        def operand(ref: Ref) -> Operand:
-            return Operand(next(position), graph.meta(ref))
-
-        args = map_refs(op.args, operand)
-        kwargs = {key: map_refs(value, operand) for key, value in op.kwargs}
-        assert isinstance(args, tuple)
         metas = graph.operand_metas(op)
+
+        def operand(position: int) -> Operand:
+            return Operand(position, metas[position])
+
+        args = fill_slots(op.args, operand)
+        kwargs = {key: fill_slots(value, operand) for key, value in op.kwargs}
+        assert isinstance(args, tuple)
         return Call(op.target, args, kwargs, metas, op.results)
 
     def arg(self, index: int, name: str = "", default: object = None) -> object:

@@ -1,0 +1,94 @@
+"""Operators and tensors as a report names them: by their module where it is one operator's own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from autoshard.fold import Folded, OpClass, star
+from autoshard.graph import OpGraph
+
+MOST = 4
+"""More names than this are counted rather than listed."""
+OUTPUT = "the output"
+_OF_ALL = {2: "both", 3: "all three", 4: "all four"}
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a sentence, each once: "q_proj, k_proj and v_proj", "q_proj, k_proj, v_proj and 3 more"."""
+    found = list(dict.fromkeys(names))
+    if len(found) > MOST:
+        return f"{', '.join(found[: MOST - 1])} and {len(found) - MOST + 1} more"
+    *first, last = found or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def for_all(count: int) -> str:
+    """What follows a list of that many names: " once for all three"; "" after one."""
+    return "" if count < 2 else f" once for {_OF_ALL.get(count, 'all of them')}"
+
+
+def operator(target: str) -> str:
+    """An operator's name alone: "aten.mul.Tensor" → "mul"."""
+    parts = target.split(".")
+    return parts[1] if len(parts) > 2 else target
+
+
+def weight(fqn: str) -> str:
+    """The end of a weight's name: "layers.0.mlp.up_proj.weight" → "up_proj.weight"."""
+    return ".".join(fqn.split(".")[-2:])
+
+
+def tail(module: str) -> str:
+    """The end of a module's path that names it: "layers.*.mlp.up_proj" → "up_proj"; "0" takes more."""
+    parts = module.split(".")
+    at = next((i for i in range(len(parts) - 1, -1, -1) if not _is_index(parts[i])), None)
+    return ".".join(parts[at:]) if at is not None else f"module {module}"
+
+
+def _is_index(part: str) -> bool:
+    return part.isdigit() or part == "*"
+
+
+def made(folded: Folded, index: int, takers: Sequence[int]) -> str:
+    """What makes a tensor that `takers` take: a leaf, a module, or an operator in a module."""
+    cls = folded.classes[index]
+    if cls.op.stored:
+        return weight(cls.op.target)
+    if cls.op.kind == "input":
+        return cls.op.target
+    inside = any(folded.classes[taker].module == cls.module for taker in takers)
+    return _called(folded.graph, cls, inside=inside)
+
+
+def taken(folded: Folded, index: int, producer: int) -> str:
+    """What takes a tensor that `producer` makes: a module, an operator in one, or the output."""
+    cls = folded.classes[index]
+    if cls.op.kind == "output":
+        return OUTPUT
+    return _called(folded.graph, cls, inside=folded.classes[producer].module == cls.module)
+
+
+def _called(graph: OpGraph, cls: OpClass, *, inside: bool) -> str:
+    name, module = operator(cls.op.target), cls.op.module
+    if not module:
+        return name
+    end = tail(star(module, graph.blocks))
+    own = module not in graph.blocks
+    return end if own and not inside else f"{name} in {end}"
+
+
+def common_module(folded: Folded, nodes: Iterable[int]) -> str:
+    """The module that all of these stand in, with the indices of repeated layers starred."""
+    paths = [star(folded.classes[node].module, folded.graph.blocks).split(".") for node in nodes]
+    shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    return ".".join(parts[0] for parts in shared)
+
+
+def size(count: float) -> str:
+    """Bytes as text: 57344 → "56 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
