@@ -37,13 +37,14 @@ class Conversion:
     @property
     def maker(self) -> str:
         """What makes the tensor, in words."""
-        return words.made(self.decided.folded, self.group.producer, self.takers)
+        return words.made(self.decided.strategies, self.group.producer, self.takers)
 
     @property
     def takers_names(self) -> list[str]:
         """What takes the tensor, in words."""
-        folded, producer = self.decided.folded, self.group.producer
-        return list(dict.fromkeys(words.taken(folded, node, producer) for node in self.takers))
+        strategies, producer = self.decided.strategies, self.group.producer
+        found = [words.taken(strategies, node, producer) for node in self.takers]
+        return list(dict.fromkeys(name for names in found for name in names))
 
 
 def collectives(decided: Decided, pricer: Pricer) -> tuple[CollectiveRecord, ...]:
@@ -120,7 +121,8 @@ def _forward(found: Conversion, axis: int) -> str:
         return f"each rank's result of {found.maker} is a share; the shares are summed{kept}"
     what = found.maker if op.kind != "call" else f"the result of {found.maker}"
     if isinstance(have, Shard) and isinstance(want, Shard):
-        return f"each rank has a slice of dimension {have.dim} of {what}; {takers} wants {want.dim}"
+        slices = f"each rank has a slice of dimension {have.dim} of {what}"
+        return f"{slices}; exchanged for one of dimension {want.dim}, for {takers}"
     holds = "stores" if op.stored else "has"
     gathered = "for it is returned whole" if takers == words.OUTPUT else f"whole for {takers}"
     return f"each rank {holds} a slice of {what}; gathered, {gathered}"

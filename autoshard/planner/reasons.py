@@ -43,16 +43,17 @@ def _split(decided: Decided, index: int, state: Shard, split: str) -> str:
     text = _as(decided, first)
     for other in found:
         if other.role != split:
-            where = words.taken(decided.folded, other.node, index)
+            where = words.listed(words.taken(decided.strategies, other.node, index))
             kind = "input" if other.role == "row" else "output"
             return f"{text}; for {where} they are the {kind} features"
     return text
 
 
 def _takers(decided: Decided, index: int) -> str:
-    folded = decided.folded
-    nodes = [node for group in folded.groups if group.producer == index for node, _ in group.uses]
-    return words.listed(words.taken(folded, node, index) for node in nodes)
+    groups = [group for group in decided.folded.groups if group.producer == index]
+    nodes = [node for group in groups for node, _ in group.uses]
+    names = [words.taken(decided.strategies, node, index) for node in nodes]
+    return words.listed(name for found in names for name in found)
 
 
 def _as(decided: Decided, part: Part) -> str:

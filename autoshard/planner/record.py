@@ -100,11 +100,15 @@ def _choices(decided: Decided) -> Iterable[Choice]:
 def _weights(
     graph: OpGraph, decided: Decided, pricer: Pricer, pinned: frozenset[str]
 ) -> Iterable[WeightRecord]:
+    told: dict[int, tuple[str, str]] = {}
     for op in graph.weights:
         index = decided.folded.class_of[op.name]
         layout, meta = decided.strategy(op.name).results[0], op.results[0]
         assert meta is not None
-        split = role(decided.strategies, index, layout[0], decided.choice)
+        if index not in told:
+            split = role(decided.strategies, index, layout[0], decided.choice)
+            told[index] = split, why(decided, pricer, op, split, pinned=op.name in pinned)
+        split, reason = told[index]
         yield WeightRecord(
             fqns=op.fqns,
             shape=meta.shape,
@@ -113,7 +117,7 @@ def _weights(
             placements=layout,
             local_shape=local_shape(meta.shape, layout, pricer.mesh.sizes),
             stored_bytes=pricer.local_bytes(meta, layout),
-            reason=why(decided, pricer, op, split, pinned=op.name in pinned),
+            reason=reason,
             group=star(op.target, graph.blocks),
             trainable=meta.grad,
         )

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from autoshard.fold import Folded, OpClass, star
 from autoshard.graph import OpGraph
+from autoshard.strategies import Strategies
 
 MOST = 4
 """More names than this are counted rather than listed."""
+DEEPEST = 8
+"""Views in a row that are looked through."""
 OUTPUT = "the output"
 _OF_ALL = {2: "both", 3: "all three", 4: "all four"}
 
@@ -36,7 +39,8 @@ def operator(target: str) -> str:
 
 def weight(fqn: str) -> str:
     """The end of a weight's name: "layers.0.mlp.up_proj.weight" → "up_proj.weight"."""
-    return ".".join(fqn.split(".")[-2:])
+    module, _, name = fqn.rpartition(".")
+    return f"{tail(module)}.{name}" if module else name
 
 
 def tail(module: str) -> str:
@@ -50,9 +54,10 @@ def _is_index(part: str) -> bool:
     return part.isdigit() or part == "*"
 
 
-def made(folded: Folded, index: int, takers: Sequence[int]) -> str:
+def made(strategies: Strategies, index: int, takers: Sequence[int]) -> str:
     """What makes a tensor that `takers` take: a leaf, a module, or an operator in a module."""
-    cls = folded.classes[index]
+    folded = strategies.folded
+    cls = folded.classes[before_views(strategies, index)]
     if cls.op.stored:
         return weight(cls.op.target)
     if cls.op.kind == "input":
@@ -61,12 +66,42 @@ def made(folded: Folded, index: int, takers: Sequence[int]) -> str:
     return _called(folded.graph, cls, inside=inside)
 
 
-def taken(folded: Folded, index: int, producer: int) -> str:
-    """What takes a tensor that `producer` makes: a module, an operator in one, or the output."""
-    cls = folded.classes[index]
-    if cls.op.kind == "output":
-        return OUTPUT
-    return _called(folded.graph, cls, inside=folded.classes[producer].module == cls.module)
+def taken(strategies: Strategies, index: int, producer: int) -> list[str]:
+    """What takes a tensor that `producer` makes: modules, operators in one, or the output."""
+    folded, found = strategies.folded, []
+    maker = folded.classes[before_views(strategies, producer)]
+    for node in after_views(strategies, index):
+        cls = folded.classes[node]
+        inside = maker.module == cls.module and not maker.op.stored
+        ends = cls.op.kind == "output"
+        found.append(OUTPUT if ends else _called(folded.graph, cls, inside=inside))
+    return list(dict.fromkeys(found))
+
+
+def before_views(strategies: Strategies, index: int) -> int:
+    """The class whose result a class views; the class itself where it is no view."""
+    for _ in range(DEEPEST):
+        makers = strategies.folded.sources.get((index, 0), ())
+        if not _is_view(strategies, index) or len(makers) != 1:
+            break
+        index = makers[0][0]
+    return index
+
+
+def after_views(strategies: Strategies, index: int, depth: int = DEEPEST) -> list[int]:
+    """The classes that take what a class views; the class itself where it is no view."""
+    folded = strategies.folded
+    groups = [group for group in folded.groups if group.producer == index]
+    if not _is_view(strategies, index) or not groups or depth == 0:
+        return [index]
+    nodes = dict.fromkeys(node for group in groups for node, _ in group.uses)
+    found = [end for node in nodes for end in after_views(strategies, node, depth - 1)]
+    return list(dict.fromkeys(found))
+
+
+def _is_view(strategies: Strategies, index: int) -> bool:
+    rule = strategies.rules[index]
+    return rule is not None and rule.family == "view"
 
 
 def _called(graph: OpGraph, cls: OpClass, *, inside: bool) -> str:
