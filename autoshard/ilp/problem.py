@@ -19,6 +19,7 @@ class Node:
         costs_s: seconds of one operator, by strategy.
         ties: by strategy, what is added to break ties between equal costs; dimensionless.
         bytes: by strategy, bytes of memory that one operator keeps.
+        transient_bytes: by strategy, bytes that it needs only while it runs.
     """
 
     key: str
@@ -26,6 +27,7 @@ class Node:
     costs_s: tuple[float, ...]
     ties: tuple[float, ...]
     bytes: tuple[int, ...]
+    transient_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,13 @@ class Problem:
         return own + sum(t.count * t.ties[have, want] for t, have, want in self.conversions(choice))
 
     def bytes(self, choice: tuple[int, ...]) -> int:
-        """Bytes of memory of a choice."""
-        return sum(n.count * n.bytes[s] for n, s in zip(self.nodes, choice, strict=True))
+        """Bytes of memory of a choice at its peak: all that is kept, and the largest transient."""
+        kept = sum(n.count * n.bytes[s] for n, s in zip(self.nodes, choice, strict=True))
+        return kept + self.transient_bytes(choice)
+
+    def transient_bytes(self, choice: tuple[int, ...]) -> int:
+        """The largest transient of a choice."""
+        return max((n.transient_bytes[s] for n, s in zip(self.nodes, choice, strict=True)), default=0)
 
 
 @dataclass(frozen=True)

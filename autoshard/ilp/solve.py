@@ -143,15 +143,19 @@ def _state(problem: Problem) -> _Program:
 
 
 def _memory(problem: Problem, program: _Program) -> pulp.LpAffineExpression:
-    """The memory row, in MiB."""
-    return _sum(
-        [
+    """The memory row, in MiB: what every node keeps, and the largest transient."""
+    largest = pulp.LpVariable("transient", 0)
+    kept: list[tuple[object, float]] = [(largest, 1.0)]
+    for node, variables in zip(problem.nodes, program.choices, strict=True):
+        kept += [
             (variable, node.count * node.bytes[s] / 2**20)
-            for node, variables in zip(problem.nodes, program.choices, strict=True)
             for s, variable in enumerate(variables)
             if node.bytes[s]
         ]
-    )
+        if any(node.transient_bytes):
+            used = [(v, -node.transient_bytes[s] / 2**20) for s, v in enumerate(variables)]
+            program.lp += _sum([(largest, 1.0), *used]) >= 0
+    return _sum(kept)
 
 
 def _sum(terms: list[tuple[object, float]]) -> pulp.LpAffineExpression:
@@ -275,11 +279,19 @@ def _infeasible(problem: Problem, name: str, time_limit_s: float) -> Exception:
     least = problem.bytes(choice)
     kept = [(n.count * n.bytes[s], n) for n, s in zip(problem.nodes, choice, strict=True)]
     largest = sorted(kept, key=lambda item: (-item[0], item[1].key))[:5]
-    listed = "; ".join(f"{n.key} ×{n.count}: {size / 2**20:,.1f} MiB" for size, n in largest)
+    listed = "; ".join(f"{n.key} ×{n.count}: {_size(size)}" for size, n in largest)
     return InfeasibleError(
-        f"No plan fits {problem.budget_bytes / 2**20:,.1f} MiB a rank: "
-        f"the least budget that does is {least / 2**20:,.1f} MiB ({least} bytes).",
+        f"No plan fits {_size(problem.budget_bytes)} a rank: "
+        f"the least budget that does is {_size(least)} ({least} bytes).",
         f"the largest contributors are {listed}",
         f"Give memory_budget={least}, use more ranks, or a smaller batch.",
         least_budget_bytes=least,
     )
+
+
+def _size(count: int) -> str:
+    """Bytes in the largest unit of which there is at least one."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.2f} {unit}"
+    return f"{count} bytes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.cost.model import Pricer
 from autoshard.fold import ValueGroup
-from autoshard.graph import Ref
+from autoshard.graph import Op, Ref
 from autoshard.ilp.problem import Node, Problem, Tensor, Use
 from autoshard.placement import I, Layout, R, Shard, convertible
 from autoshard.strategies import Strategies, Strategy
@@ -35,18 +35,20 @@ def _node(strategies: Strategies, pricer: Pricer, kept: dict[Ref, bool], index: 
         tuple(kept.get(ref, True) for ref in op.operands),
         tuple(kept.get(Ref(op.name, i), True) for i in range(len(op.results))),
     )
-    costs, ties, sizes = [], [], []
+    costs, ties, sizes, transients = [], [], [], []
     for strategy in strategies.choices[index]:
-        if op.kind == "parameter":
+        if op.stored:
             meta = op.results[0]
             assert meta is not None
             costs.append(pricer.optimizer_s(meta, strategy.results[0]))
             sizes.append(sum(pricer.weight_bytes(meta, strategy.results[0])))
+            transients.append(0)
         else:
             costs.append(pricer.op_s(op, rule, strategy, operands, flags))
             sizes.append(_activation_bytes(strategies, pricer, strategy, index, flags[1]))
+            transients.append(_result_bytes(pricer, op, strategy))
         ties.append(_tie(strategy, small=op.kind == "parameter" and len(op.results[0].shape) < 2))  # type: ignore[union-attr]
-    return Node(cls.key, cls.count, tuple(costs), tuple(ties), tuple(sizes))
+    return Node(cls.key, cls.count, tuple(costs), tuple(ties), tuple(sizes), tuple(transients))
 
 
 def _activation_bytes(
@@ -61,6 +63,14 @@ def _activation_bytes(
         for meta, layout, stored in zip(op.results, strategy.results, kept, strict=True)
         if meta is not None and meta.grad and stored
     )
+
+
+def _result_bytes(pricer: Pricer, op: Op, strategy: Strategy) -> int:
+    """Bytes of an operator's results while it runs."""
+    if op.kind != "call":
+        return 0
+    pairs = zip(op.results, strategy.results, strict=True)
+    return sum(pricer.local_bytes(meta, layout) for meta, layout in pairs if meta)
 
 
 def _tie(strategy: Strategy, *, small: bool) -> float:

@@ -140,7 +140,7 @@ def cost(decided: Decided, pricer: Pricer) -> Cost:
 
 
 def _memory(decided: Decided, problem: Problem, pricer: Pricer) -> Memory:
-    totals, activations, largest = [0, 0, 0], 0, 0
+    totals, activations = [0, 0, 0], 0
     for index, cls in enumerate(decided.folded.classes):
         strategy = decided.strategies.choices[index][decided.choice[index]]
         meta = cls.op.results[0] if cls.op.results else None
@@ -149,9 +149,7 @@ def _memory(decided: Decided, problem: Problem, pricer: Pricer) -> Memory:
             totals = [t + cls.count * p for t, p in zip(totals, parts, strict=True)]
         elif cls.op.kind == "call":
             activations += cls.count * problem.nodes[index].bytes[decided.choice[index]]
-            made = zip(cls.op.results, strategy.results, strict=True)
-            largest = max(largest, sum(pricer.local_bytes(m, layout) for m, layout in made if m))
-    return Memory(*totals, activations_bytes=activations, transient_bytes=largest)
+    return Memory(*totals, activations, problem.transient_bytes(decided.choice))
 
 
 def _fallbacks(decided: Decided, problem: Problem) -> Iterable[FallbackRecord]:
