@@ -65,8 +65,9 @@ class CollectiveRecord:
         bytes: of the whole tensor on one rank, as the collective's formula takes them, for one run.
         count: how many times it runs in a step.
         time_s: predicted, for one run.
-        module: where, with the indices of repeated layers starred.
-        op: the operator whose result is communicated.
+        module: where, with the indices of repeated layers starred: forward, that of the operator that
+            made the tensor; backward, that of all the operators whose gradients of it meet.
+        op: that operator, or the first of those.
         reason: one sentence on why.
     """
 
@@ -192,7 +193,8 @@ class Plan:
         fingerprint: hash of the captured graph the plan is for.
         mesh, hardware, mode, search: as planned for.
         memory_budget_bytes: the budget a rank, or None.
-        weights, collectives, fallbacks, cost, solver: see the records.
+        weights, collectives, fallbacks, cost, solver: see the records; weights in the model's order,
+            collectives in the order they run.
         choices: every operator's strategy, by class.
         notes: sentences the report shows: what was not sharded and why, limits met.
     """

@@ -85,16 +85,24 @@ def _neighbourhood(plan: Plan, weight: WeightRecord) -> list[tuple[str, str]]:
         for choice in plan.choices
         if module and inside.match(choice.key)
     ]
-    rows = [row for row in fold_collectives(plan.collectives) if row.module == module]
+    rows = [row for row in fold_collectives(plan.collectives) if _concerns(row, module)]
     facts.extend((row.phase, _collective(row)) for row in rows)
     if not rows:
         facts.append(("collective", f"none in {module or 'the model itself'}"))
     return facts
 
 
+def _concerns(row: CollectiveRecord, module: str) -> bool:
+    """Whether a collective is in the module, or is one that it shares with modules beside it."""
+    above, _, name = module.rpartition(".")
+    shared = row.module == above and re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", row.reason)
+    return row.module == module or bool(above and shared)
+
+
 def _collective(row: CollectiveRecord) -> str:
+    when = "after" if row.phase == "forward" else "in the backward of"
     return (
-        f"{row.kind} on {row.axis} after {fmt.operator(row.op)}, {fmt.shape(row.tensor_shape)}, "
+        f"{row.kind} on {row.axis} {when} {fmt.operator(row.op)}, {fmt.shape(row.tensor_shape)}, "
         f"{fmt.size(row.bytes)}, ×{row.count:,}, "
         f"{fmt.seconds(row.count * row.time_s)} in all: {row.reason}"
     )
