@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autoshard.fold import Folded
-from autoshard.graph import Op, TensorMeta
+from autoshard.graph import TensorMeta
 from autoshard.mesh import Mesh
 from autoshard.placement import I, Layout, P, Placement, R, Shard, format_layout
 from autoshard.rules.registry import DEFAULT, Registry
@@ -233,7 +233,9 @@ def _weight_cuts(
         rule = rules[index]
         assert rule is not None
         for k in sorted(blocks):
-            where = [(c, r, d, outer * k) for c, r, d, outer in _places(folded, index, rule, factor)]
+            where = [
+                (c, r, d, outer * k) for c, r, d, outer in _places(folded, index, rule, factor)
+            ]
             items[index, factor, k] = where
             for other in where[1:]:
                 parent[root(other)] = root(where[0])
@@ -331,9 +333,11 @@ def _call(space: _Space, index: int) -> list[Strategy]:
         found.append(Strategy(_same(metas, R), _same(op.results, R)))
     if rule is None:
         return found
-    for factor, _ in rule.sizes:
-        for k in space.blocks(index, factor):
-            found.append(_split(rule, factor, k, metas, op.results))
+    found += [
+        _split(rule, factor, k, metas, op.results)
+        for factor, _ in rule.sizes
+        for k in space.blocks(index, factor)
+    ]
     for group in rule.linear:
         if all(any(m in space.partial for m in sources.get((index, p), ())) for p in group):
             states = [P if i in group else _state(R, meta) for i, meta in enumerate(metas)]
@@ -367,6 +371,4 @@ def _split(
     for which, state in enumerate(special.results if special else ()):
         made[which] = {"I": I, "P": P}.get(state, made[which])
     lowering = special.lowering if special else ""
-    return Strategy(
-        tuple((w,) for w in wants), tuple((m,) for m in made), lowering, factor=factor
-    )
+    return Strategy(tuple((w,) for w in wants), tuple((m,) for m in made), lowering, factor=factor)

@@ -125,6 +125,15 @@ def test_repeated_layers_are_one_row():
     assert re.search(r"weight ×32 +row +4096×14336 +448 MiB +c", line)
 
 
+def test_equal_collectives_are_one_row_with_the_sum_of_their_counts():
+    plan = llama_plan()
+    twice = dataclasses.replace(plan, collectives=(*plan.collectives, plan.collectives[0]))
+    (first, *rest) = fold_collectives(twice.collectives)
+    assert (first.count, len(rest)) == (64, len(plan.collectives) - 1)
+    assert "×64" in rendered(twice, 80)
+    assert "163 in a step" in rendered(twice, 80)
+
+
 def test_layers_that_differ_are_rows_that_say_which():
     text = joined(rendered(mesh_plan(), 80))
     assert "×20layers0–19" in text
@@ -220,7 +229,7 @@ in all                                42 µs
 
  a a sum
 
-Time of a forward pass  predicted  █ compute  ░ communicate
+Time of a forward pass  predicted  █ compute  ░ communicate, with local copies
 
 plan           step  compute  communicate  relative
 ──────────────────────────────────────────────────────────────────────

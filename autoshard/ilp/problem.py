@@ -80,7 +80,9 @@ class Problem:
         for tensor in self.tensors:
             have = tensor.haves[choice[tensor.producer]]
             wants = {use.wants[choice[use.node]] for use in tensor.uses}
-            found += [(tensor, have, want) for want in sorted(wants) if (have, want) in tensor.costs_s]
+            found += [
+                (tensor, have, want) for want in sorted(wants) if (have, want) in tensor.costs_s
+            ]
         return found
 
     def possible(self, choice: tuple[int, ...]) -> bool:
@@ -109,7 +111,9 @@ class Problem:
 
     def transient_bytes(self, choice: tuple[int, ...]) -> int:
         """The largest transient of a choice."""
-        return max((n.transient_bytes[s] for n, s in zip(self.nodes, choice, strict=True)), default=0)
+        return max(
+            (n.transient_bytes[s] for n, s in zip(self.nodes, choice, strict=True)), default=0
+        )
 
 
 @dataclass(frozen=True)

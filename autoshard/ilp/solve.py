@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pulp
@@ -25,19 +25,22 @@ TIE = 1e-5
 """Weight of a tie-break, in units: far below any real cost, above the solvers' tolerances."""
 
 
+Variable = pulp.LpVariable | int
+"""A variable of the program, or the constant 1 where there is no choice."""
+Term = tuple[Variable, float]
+
+
 @dataclass
 class _Program:
     """The PuLP program while it is stated, and its variables."""
 
     lp: pulp.LpProblem
-    choices: list[list[pulp.LpVariable | int]] = field(default_factory=list)
-    terms: list[tuple[object, float]] = field(default_factory=list)
+    choices: list[list[Variable]] = field(default_factory=list)
+    terms: list[Term] = field(default_factory=list)
     binaries: int = 0
 
 
-def solve(
-    problem: Problem, *, solver: str | None = None, time_limit_s: float = 60.0
-) -> Solution:
+def solve(problem: Problem, *, solver: str | None = None, time_limit_s: float = 60.0) -> Solution:
     """Choose a strategy for every node at the least cost.
 
     Args:
@@ -80,7 +83,9 @@ def available(solver: str | None = None) -> str:
         SolverError: `solver` is unknown or not installed, or none is.
     """
     if solver is not None and solver not in SOLVERS:
-        raise SolverError(f"There is no solver '{solver}'.", fix=f"Use one of {', '.join(SOLVERS)}.")
+        raise SolverError(
+            f"There is no solver '{solver}'.", fix=f"Use one of {', '.join(SOLVERS)}."
+        )
     for name in (solver,) if solver else SOLVERS:
         if _backend(name, 1.0).available():
             return name
@@ -92,7 +97,7 @@ def available(solver: str | None = None) -> str:
 class _HiGHS(pulp.HiGHS):
     """HiGHS without the banner that it prints as it is made, before any option can stop it."""
 
-    def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:  # noqa: N802 - PuLP's name
+    def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:
         with _stdout_closed():
             super().createAndConfigureSolver(lp)
 
@@ -115,7 +120,13 @@ def _stdout_closed() -> Iterator[None]:
 
 
 def _backend(name: str, time_limit_s: float, *, relax: bool = False) -> pulp.LpSolver:
-    common = {"msg": False, "timeLimit": time_limit_s, "threads": 1, "gapRel": 1e-9, "mip": not relax}
+    common = {
+        "msg": False,
+        "timeLimit": time_limit_s,
+        "threads": 1,
+        "gapRel": 1e-9,
+        "mip": not relax,
+    }
     if name == "HiGHS":
         return _HiGHS(**common, random_seed=0, solver="simplex" if relax else "choose")
     return pulp.PULP_CBC_CMD(**common, options=["RandomS 1"])
@@ -125,9 +136,11 @@ def _state(problem: Problem) -> _Program:
     program = _Program(pulp.LpProblem("autoshard", pulp.LpMinimize))
     for index, node in enumerate(problem.nodes):
         count = len(node.costs_s)
-        variables: list[pulp.LpVariable | int] = [1]
+        variables: list[Variable] = [1]
         if count > 1:
-            variables = [pulp.LpVariable(f"x_{index}_{s}", 0, 1, pulp.LpBinary) for s in range(count)]
+            variables = [
+                program.lp.add_variable(f"x_{index}_{s}", 0, 1, pulp.LpBinary) for s in range(count)
+            ]
             program.lp += _sum([(v, 1.0) for v in variables]) == 1
             program.binaries += count
         program.choices.append(variables)
@@ -144,8 +157,8 @@ def _state(problem: Problem) -> _Program:
 
 def _memory(problem: Problem, program: _Program) -> pulp.LpAffineExpression:
     """The memory row, in MiB: what every node keeps, and the largest transient."""
-    largest = pulp.LpVariable("transient", 0)
-    kept: list[tuple[object, float]] = [(largest, 1.0)]
+    largest = program.lp.add_variable("transient", 0)
+    kept: list[Term] = [(largest, 1.0)]
     for node, variables in zip(problem.nodes, program.choices, strict=True):
         kept += [
             (variable, node.count * node.bytes[s] / 2**20)
@@ -158,7 +171,7 @@ def _memory(problem: Problem, program: _Program) -> pulp.LpAffineExpression:
     return _sum(kept)
 
 
-def _sum(terms: list[tuple[object, float]]) -> pulp.LpAffineExpression:
+def _sum(terms: Sequence[Term]) -> pulp.LpAffineExpression:
     constant = sum(weight for variable, weight in terms if isinstance(variable, int))
     total: dict[pulp.LpVariable, float] = {}
     for variable, weight in terms:
@@ -170,11 +183,11 @@ def _sum(terms: list[tuple[object, float]]) -> pulp.LpAffineExpression:
 def _flows(program: _Program, index: int, tensor: Tensor) -> None:
     """The flows of one tensor to each of its uses, and its conversions, each paid once."""
     haves = _by_state(program.choices[tensor.producer], tensor.haves)
-    paid: dict[tuple[int, int], object] = {}
+    paid: dict[tuple[int, int], pulp.LpVariable] = {}
     for number, use in enumerate(tensor.uses):
         wants = _by_state(program.choices[use.node], use.wants)
         flows = {
-            pair: pulp.LpVariable(f"f_{index}_{number}_{pair[0]}_{pair[1]}", 0, 1)
+            pair: program.lp.add_variable(f"f_{index}_{number}_{pair[0]}_{pair[1]}", 0, 1)
             for pair in sorted(use.pairs)
             if pair[0] in haves and pair[1] in wants
         }
@@ -195,7 +208,7 @@ def _pay(
     index: int,
     tensor: Tensor,
     flows: dict[tuple[int, int], pulp.LpVariable],
-    paid: dict[tuple[int, int], object],
+    paid: dict[tuple[int, int], pulp.LpVariable],
 ) -> None:
     """One variable a conversion, at least as great as every flow through it."""
     for pair, flow in flows.items():
@@ -205,12 +218,12 @@ def _pay(
             paid[pair] = flow
             continue
         if pair not in paid:
-            paid[pair] = pulp.LpVariable(f"c_{index}_{pair[0]}_{pair[1]}", 0, 1)
+            paid[pair] = program.lp.add_variable(f"c_{index}_{pair[0]}_{pair[1]}", 0, 1)
         program.lp += _sum([(paid[pair], 1.0), (flow, -1.0)]) >= 0
 
 
-def _by_state(variables: list, states: tuple[int, ...]) -> dict[int, list]:
-    found: dict[int, list] = {}
+def _by_state(variables: list[Variable], states: tuple[int, ...]) -> dict[int, list[Variable]]:
+    found: dict[int, list[Variable]] = {}
     for variable, state in zip(variables, states, strict=True):
         found.setdefault(state, []).append(variable)
     return found
@@ -225,8 +238,8 @@ def _run(program: _Program, name: str, time_limit_s: float, *, relax: bool) -> t
     if program.lp.status == pulp.LpStatusInfeasible:
         return "infeasible", 0.0
     ended = "optimal" if program.lp.sol_status == pulp.LpSolutionOptimal else "stopped"
-    value = pulp.value(program.lp.objective)
-    return ended, (value or 0.0) * UNIT_S
+    value = program.lp.objective.value() if program.lp.objective is not None else None
+    return ended, float(value or 0.0) * UNIT_S
 
 
 def _choice(program: _Program) -> tuple[int, ...] | None:
@@ -236,8 +249,8 @@ def _choice(program: _Program) -> tuple[int, ...] | None:
         if len(variables) == 1:
             found.append(0)
             continue
-        values = [v.value() if isinstance(v, pulp.LpVariable) else 1.0 for v in variables]
-        if any(value is None for value in values) or max(values) < 1 - 1e-6:
+        values = [float(v.value() or 0.0) for v in variables if isinstance(v, pulp.LpVariable)]
+        if max(values) < 1 - 1e-6:
             return None
         found.append(values.index(max(values)))
     return tuple(found)
@@ -261,7 +274,7 @@ def _solution(
         objective_s=objective,
         bound_s=min(objective, bound_s - ties),
         binaries=program.binaries,
-        constraints=len(program.lp.constraints),
+        constraints=program.lp.numConstraints(),
         wall_s=time.perf_counter() - started,
     )
 
@@ -279,7 +292,9 @@ def _infeasible(problem: Problem, name: str, time_limit_s: float) -> Exception:
     least = problem.bytes(choice)
     kept = [(n.count * n.bytes[s], n) for n, s in zip(problem.nodes, choice, strict=True)]
     largest = sorted(kept, key=lambda item: (-item[0], item[1].key))[:5]
-    listed = "; ".join(f"{n.key} ×{n.count}: {_size(size)}" for size, n in largest)
+    listed = "; ".join(
+        f"{n.key.partition(chr(58))[0]} ×{n.count}: {_size(size)}" for size, n in largest
+    )
     return InfeasibleError(
         f"No plan fits {_size(problem.budget_bytes)} a rank: "
         f"the least budget that does is {_size(least)} ({least} bytes).",

@@ -78,7 +78,7 @@ def time_table(plan: Plan, width: int) -> Group:
     ]
     title = Text.assemble(
         (f"Time of a {unit_of(plan)}", "bold underline"),
-        "  predicted  ", (_COMPUTE, "cyan"), " compute  ", (_COMMUNICATE, "red"), " communicate",
+        "  predicted  ", (_COMPUTE, "cyan"), " compute  ", (_COMMUNICATE, "red"), " communicate, with local copies",
     )  # fmt: skip
     return Group(title, Text(), table(width, columns, cells))
 

@@ -20,7 +20,7 @@ from rich.text import Text
 LEAST_WIDTH = 76
 """What the widest row of numbers needs; a narrower console wraps the lines itself."""
 _GAP = 2  # between columns: one cell of padding, one for the box's divider
-WIDE = 120
+WIDE = 140
 """The console width from which a report has its long columns."""
 
 

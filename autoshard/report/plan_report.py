@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Print `plan` as tables: weights, collectives, time and memory, the solver's line.
 
-    Laid out for the console's width; from 120 columns on, reasons stand in the tables, below that
+    Laid out for the console's width; from 140 columns on, reasons stand in the tables, below that
     under them.
     """
     console = console or Console()
