@@ -14,8 +14,8 @@ from torch import nn
 from autoshard.capture import Captured, capture
 from autoshard.cost.hardware import Hardware
 from autoshard.errors import CaptureError, MeshError, OptionsError
-from autoshard.options import read_mesh, read_options
 from autoshard.mesh import Mesh
+from autoshard.options import read_mesh, read_options
 from autoshard.plan_types import Plan
 from autoshard.planner import Decided, Options, apply_plan, decide, record, surveyed
 from autoshard.rewrite import rewrite
@@ -219,7 +219,9 @@ def _options(world_size: int | None, **given: Any) -> Options:
     }  # fmt: skip
     unknown = sorted(set(given) - set(defaults))
     if unknown:
-        raise OptionsError(f"Unknown option {', '.join(unknown)}.", fix=f"Known: {', '.join(defaults)}.")
+        raise OptionsError(
+            f"Unknown option {', '.join(unknown)}.", fix=f"Known: {', '.join(defaults)}."
+        )
     chosen = {**defaults, **given}
     chosen.pop("progress")
     return read_options(world_size, **chosen)

@@ -28,7 +28,7 @@ def read_options(
     outputs: str,
     solver: str | None,
     time_limit_s: float,
-    uniform: bool,  # noqa: FBT001
+    uniform: bool,
 ) -> Options:
     """The options that these arguments of `autoshard.plan` mean.
 

@@ -142,9 +142,7 @@ def conversion(have: Placement, want: Placement) -> Conversion | None:
 
 def convertible(have: Layout, want: Layout) -> bool:
     """Whether each axis of `have` can become that axis of `want`."""
-    return all(
-        h == w or (type(h), type(w)) in CONVERSIONS for h, w in zip(have, want, strict=True)
-    )
+    return all(h == w or (type(h), type(w)) in CONVERSIONS for h, w in zip(have, want, strict=True))
 
 
 def local_shape(shape: tuple[int, ...], layout: Layout, sizes: Iterable[int]) -> tuple[int, ...]:

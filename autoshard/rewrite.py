@@ -146,7 +146,9 @@ class _Writer:
         if source.target in LOCAL_ARGUMENTS:
             LOCAL_ARGUMENTS[source.target](site)
         made = self._with_bias(op, source, operands) or EMITTERS[strategy.lowering](site)
-        made.meta = {k: source.meta[k] for k in ("stack_trace", "nn_module_stack") if k in source.meta}
+        made.meta = {
+            k: source.meta[k] for k in ("stack_trace", "nn_module_stack") if k in source.meta
+        }
         self._results(op, strategy.results, made, source)
 
     def _with_bias(self, op: Op, source: Node, operands: list[Node]) -> Node | None:

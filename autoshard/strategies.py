@@ -305,6 +305,9 @@ def _leaf(space: _Space, index: int) -> list[Strategy]:
     if space.n == 1 or not may_split or op.kind in ("input", "constant"):
         return found
     shards = {shard for use in uses for shard in _wanted_cuts(space, *use)}
+    if not uses:  # what no operator takes may lie anywhere
+        meta = op.results[0]
+        shards = {Shard(d) for d, size in enumerate(meta.shape if meta else ()) if size % space.n == 0}
     ordered = sorted(shards, key=lambda shard: (shard.blocks, shard.dim))
     return found + [Strategy((), ((shard,),), factor=str(shard)) for shard in ordered]
 

@@ -47,7 +47,7 @@ def _node(strategies: Strategies, pricer: Pricer, kept: dict[Ref, bool], index: 
             costs.append(pricer.op_s(op, rule, strategy, operands, flags))
             sizes.append(_activation_bytes(strategies, pricer, strategy, index, flags[1]))
             transients.append(_result_bytes(pricer, op, strategy))
-        ties.append(_tie(strategy, small=op.kind == "parameter" and len(op.results[0].shape) < 2))  # type: ignore[union-attr]
+        ties.append(_tie(strategy) + _stored_tie(op, strategy))
     return Node(cls.key, cls.count, tuple(costs), tuple(ties), tuple(sizes), tuple(transients))
 
 
@@ -73,14 +73,21 @@ def _result_bytes(pricer: Pricer, op: Op, strategy: Strategy) -> int:
     return sum(pricer.local_bytes(meta, layout) for meta, layout in pairs if meta)
 
 
-def _tie(strategy: Strategy, *, small: bool) -> float:
-    """Among equals: contiguous shards, no shares carried along, and small weights left whole."""
-    layouts = (*strategy.operands, *strategy.results)
-    shards = [p for layout in layouts for p in layout if isinstance(p, Shard)]
-    blocks = sum(0.1 for p in shards if p.blocks > 1)
+def _tie(strategy: Strategy) -> float:
+    """Among equals: contiguous shards, no shares carried along, and no needless Replicate."""
+    states = [p for layout in (*strategy.operands, *strategy.results) for p in layout]
+    blocks = sum(isinstance(p, Shard) and p.blocks > 1 for p in states)
     carried = 0.05 if strategy.factor == "share" else 0.0
-    replicated = 0.01 * sum(p == R for layout in layouts for p in layout)
-    return blocks + carried + replicated + (0.2 if small and shards else 0.0)
+    return 0.1 * blocks + carried + 0.01 * sum(p == R for p in states)
+
+
+def _stored_tie(op: Op, strategy: Strategy) -> float:
+    """Among equals, a vector is stored whole and a matrix split."""
+    meta = op.results[0] if op.kind == "parameter" else None
+    if meta is None:
+        return 0.0
+    split = any(isinstance(p, Shard) for p in strategy.results[0])
+    return 0.2 if split == (len(meta.shape) < 2) else 0.0
 
 
 def _tensor(strategies: Strategies, pricer: Pricer, group: ValueGroup) -> Tensor:

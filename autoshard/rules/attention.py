@@ -17,7 +17,7 @@ def _attention(call: Call) -> Rule | None:
     if not len(q) == len(k) == len(v) or len(q) < 3 or call.operands[0].dtype == "bool":
         return None
     names, grouped = Names(), bool(call.kwargs.get("enable_gqa", False))
-    if not grouped and q[:-2] != k[:-2] or q[:-3] != k[:-3]:
+    if (not grouped and q[:-2] != k[:-2]) or q[:-3] != k[:-3]:
         return None  # batch dimensions that broadcast
     batch = names.fresh_dims(q[:-3])
     heads = names.fresh(k[-3])

@@ -31,7 +31,7 @@ def preparer(model: nn.Module, plan: Plan, backend: Backend, options: Options | 
     stored = tuple((glob.escape(fqn), _pin(w.placements[0])) for w in plan.weights for fqn in w.fqns)
     wanted = replace(base, constraints=stored, memory_budget_bytes=None, uniform=plan.uniform)
 
-    def prepare(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Prepared:  # noqa: FBT001
+    def prepare(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Prepared:
         again = copy.deepcopy(skeleton).train(training)
         captured = capture(again, args, kwargs)
         decided = decide(captured.graph, wanted)

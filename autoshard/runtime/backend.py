@@ -1,5 +1,6 @@
 """Where a program runs: the simulator, which carries every rank in this process, or the interface
-that `runtime.distributed` keeps for one rank of a process group."""
+that `runtime.distributed` keeps for one rank of a process group.
+"""
 
 from __future__ import annotations
 

@@ -115,9 +115,9 @@ def split_attention(
     v: Tensors,
     mask: Sequence[Tensor | None],
     dropout_p: float,
-    is_causal: bool,  # noqa: FBT001
+    is_causal: bool,
     scale: float | None,
-    enable_gqa: bool,  # noqa: FBT001
+    enable_gqa: bool,
 ) -> list[Tensor]:
     """Attention with dropout on split heads or batch: masks of their own for each rank."""
     seed = _seed()
@@ -137,7 +137,7 @@ def _seed() -> int:
     return int(torch.randint(2**48, ()))
 
 
-def _seeded(like: Tensor, seed: int):  # noqa: ANN202
+def _seeded(like: Tensor, seed: int):
     """A block in which the generator of `like`'s device is seeded, and restored afterwards."""
     return _Seeded([like.device] if like.device.type not in ("cpu", "meta") else [], seed)
 

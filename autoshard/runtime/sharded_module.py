@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -147,7 +146,7 @@ class ShardedModule(nn.Module):
         return {name: self._backend.whole(value) for name, value in self.state_dict().items()}
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False  # noqa: FBT001, FBT002
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Load a whole or a sharded state dict: whole tensors are split as the plan says."""
         mine = self.state_dict()
@@ -165,7 +164,7 @@ def _example(captured: Captured) -> tuple[list[Any], Any]:
     return flat, captured.in_spec
 
 
-def _signature(training: bool, flat: list[Any], spec: Any) -> Signature:  # noqa: FBT001
+def _signature(training: bool, flat: list[Any], spec: Any) -> Signature:
     """What a program depends on: the mode, the structure, shapes and dtypes, and plain values."""
     items = tuple([_item(value) for value in flat])
     return training, str(spec), items
