@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from autoshard.errors import CaptureError, MeshError, OptionsError
 from autoshard.mesh import Mesh
 from autoshard.options import read_mesh, read_options
 from autoshard.plan_types import Plan
-from autoshard.planner import Decided, Options, apply_plan, decide, record, surveyed
+from autoshard.planner import Decided, Options, apply_plan, baselines, decide, record, surveyed
 from autoshard.rewrite import rewrite
 from autoshard.runtime.again import preparer
 from autoshard.runtime.backend import Backend, SimulatorBackend
@@ -94,11 +93,8 @@ def _planned(captured: Captured, options: Options, say: Progress) -> tuple[Decid
     say("solve")
     survey = surveyed(captured.graph, options)
     decided = decide(captured.graph, options, survey)
-    others = {}
-    if options.search == "tensor" and options.mesh.size > 1:
-        wider = replace(options, search="all", constraints=(), memory_budget_bytes=None)
-        others["all"] = decide(captured.graph, wider, survey)
-    return decided, record(captured.graph, decided, options, others)
+    say("compare with known plans")
+    return decided, record(captured.graph, decided, options, baselines(survey, options))
 
 
 def autoshard(

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from autoshard.cuts import Cut, Dimensions, Results, Rules, possible_cuts, splits, statistics
 from autoshard.fold import Folded
 from autoshard.graph import TensorMeta
 from autoshard.mesh import Mesh
 from autoshard.placement import I, Layout, P, Placement, R, Shard, format_layout
 from autoshard.rules.registry import DEFAULT, Registry
-from autoshard.rules.rule import FIXED, Call, Rule
+from autoshard.rules.rule import Call, Rule
 
-MAX_BLOCKS = 8
-"""Blocks beyond this are not tried: fused weights have two, three or a few parts."""
-
-Item = tuple[int, int, int, int]
-"""A way to cut a tensor: (class, result, dimension, blocks)."""
+SEARCHES = ("tensor", "all", "megatron", "batch")
+"""What may be split: weights' dimensions, all, weights' without reducing statistics, or the batch."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,10 @@ class Strategies:
 
 @dataclass(frozen=True)
 class _Space:
-    """What is known before strategies are listed: n ranks, rules, cuts, and which cuts are allowed."""
+    """What is known before strategies are listed: n ranks, rules, cuts, and which cuts are allowed.
+
+    `gathers`: whether a weight may be stored split in any way, and gathered for use.
+    """
 
     folded: Folded
     rules: tuple[Rule | None, ...]
@@ -78,6 +79,7 @@ class _Space:
     allowed: frozenset[tuple[int, str, int]] | None
     partial: frozenset[tuple[int, int]]
     locked: frozenset[tuple[int, int]]
+    gathers: bool
 
     def blocks(self, index: int, factor: str) -> list[int]:
         """The numbers of blocks in which a factor of a class may be cut."""
@@ -105,18 +107,30 @@ def derive(
     Args:
         folded: the graph.
         mesh: one axis; its size is n.
-        search: "tensor" leaves out splits of dimensions that are no weight's.
+        search: one of `SEARCHES`: "tensor" leaves out splits of dimensions that are no weight's.
         rules: of each class, where they are known already.
     """
     n = mesh.size
     rules = find_rules(folded) if rules is None else rules
     locked, weights = _locked(folded, rules), _weights(folded, rules)
-    cuts = _cuts(folded, rules, n)
-    allowed = _weight_cuts(folded, rules, cuts, weights) if search == "tensor" else None
-    space = _Space(folded, rules, n, cuts, allowed, _may_be_partial(folded, rules, n), locked)
+    cuts = possible_cuts(folded, rules, n)
+    allowed = _allowed(search, Dimensions(folded, rules, cuts), rules, weights)
+    partial, fixed = _may_be_partial(folded, rules, n), search in ("tensor", "megatron")
+    space = _Space(folded, rules, n, cuts, allowed, partial, locked, not fixed)
     choices = tuple(tuple(dict.fromkeys(_of_class(space, i))) for i in range(len(folded.classes)))
-    fixed = weights if search == "tensor" else frozenset()
-    return Strategies(folded, mesh, rules, choices, fixed, locked)
+    return Strategies(folded, mesh, rules, choices, weights if fixed else frozenset(), locked)
+
+
+def _allowed(
+    search: str, dimensions: Dimensions, rules: Rules, weights: Results
+) -> frozenset[Cut] | None:
+    """The cuts that a search may use; None for all."""
+    if search == "all":
+        return None
+    if search == "batch":
+        return dimensions.of_batch()
+    found = dimensions.of_weights(weights)
+    return found - statistics(rules, found) if search == "megatron" else found
 
 
 def _rule(folded: Folded, index: int, registry: Registry) -> Rule | None:
@@ -142,120 +156,6 @@ def _weights(folded: Folded, rules: tuple[Rule | None, ...]) -> frozenset[tuple[
     return frozenset(found)
 
 
-# --- blocks -------------------------------------------------------------------------------------
-
-
-def _places(folded: Folded, index: int, rule: Rule, factor: str) -> list[tuple[int, int, int, int]]:
-    """Where a factor is, as (class, result, dimension, outer), operands by who makes them."""
-    found = []
-    for is_result, which, dim, outer in rule.places[factor]:
-        if is_result:
-            found.append((index, which, dim, outer))
-        else:
-            found += [(*made, dim, outer) for made in folded.sources.get((index, which), ())]
-    return found
-
-
-def _splits(rule: Rule, factor: str, blocks: int, n: int) -> bool:
-    """Whether a factor may be cut in `blocks` blocks of n equal slices each."""
-    if factor.startswith(FIXED) or n == 1:
-        return False
-    if blocks > 1 and factor in rule.contiguous:
-        return False
-    return rule.size[factor] % (blocks * n) == 0
-
-
-def _cuts(
-    folded: Folded, rules: tuple[Rule | None, ...], n: int
-) -> dict[tuple[int, str], frozenset[int]]:
-    """For each (class, factor), the numbers of blocks worth trying.
-
-    A view that splits a dimension into (3, heads) wants it in 3 blocks. What one operator wants of a
-    tensor, its neighbours must be able to give, so wants spread through the rules to a fixpoint.
-    """
-    wants: dict[tuple[int, int, int], set[int]] = {}
-    places = {
-        (i, f): _places(folded, i, rule, f)
-        for i, rule in enumerate(rules)
-        if rule
-        for f, _ in rule.sizes
-        if _splits(rule, f, 1, n)
-    }
-    found: dict[tuple[int, str], set[int]] = {key: {1} for key in places}
-    changed = True
-    while changed:
-        changed = False
-        for (index, factor), where in places.items():
-            rule, known = rules[index], found[index, factor]
-            assert rule is not None
-            for made, result, dim, outer in where:
-                for blocks in wants.get((made, result, dim), ()):
-                    inner, rest = divmod(blocks, outer)
-                    if not rest and inner not in known and _splits(rule, factor, inner, n):
-                        known.add(inner)
-            for made, result, dim, outer in where:
-                wanted = wants.setdefault((made, result, dim), set())
-                new = {outer * k for k in known if outer * k <= MAX_BLOCKS} - wanted
-                if new:
-                    wanted |= new
-                    changed = True
-    return {key: frozenset(blocks) for key, blocks in found.items()}
-
-
-# --- which dimensions are weights' --------------------------------------------------------------
-
-_PRODUCTS = ("contraction", "gather", "attention")
-
-
-def _weight_cuts(
-    folded: Folded,
-    rules: tuple[Rule | None, ...],
-    cuts: dict[tuple[int, str], frozenset[int]],
-    weights: frozenset[tuple[int, int]],
-) -> frozenset[tuple[int, str, int]]:
-    """The (class, factor, blocks) whose dimension is a weight's, followed through the whole graph.
-
-    Cuts that a rule joins are one dimension of the model. It is a weight's where a product multiplies
-    by it, or a lookup takes it from a table: adding a table of positions makes no weight of a sequence.
-    """
-    parent: dict[Item, Item] = {}
-
-    def root(item: Item) -> Item:
-        parent.setdefault(item, item)
-        while parent[item] != item:
-            parent[item] = parent[parent[item]]
-            item = parent[item]
-        return item
-
-    items: dict[tuple[int, str, int], list[Item]] = {}
-    marked: list[Item] = []
-    for (index, factor), blocks in sorted(cuts.items()):
-        rule = rules[index]
-        assert rule is not None
-        for k in sorted(blocks):
-            where = [
-                (c, r, d, outer * k) for c, r, d, outer in _places(folded, index, rule, factor)
-            ]
-            items[index, factor, k] = where
-            for other in where[1:]:
-                parent[root(other)] = root(where[0])
-            if rule.family in _PRODUCTS:
-                marked += _weight_items(folded, index, rule, factor, k, weights)
-    ours = {root(item) for item in marked}
-    return frozenset(key for key, where in items.items() if where and root(where[0]) in ours)
-
-
-def _weight_items(
-    folded: Folded, index: int, rule: Rule, factor: str, k: int, weights: frozenset[tuple[int, int]]
-) -> list[Item]:
-    found = []
-    for is_result, which, dim, outer in rule.places[factor]:
-        if not is_result:
-            made = folded.sources.get((index, which), ())
-            found += [(*m, dim, outer * k) for m in made if m in weights]
-    return found
-
-
 # --- the strategies of one class ----------------------------------------------------------------
 
 
@@ -277,7 +177,7 @@ def _may_be_partial(
 def _sums(rule: Rule, n: int) -> bool:
     """Whether some factor is summed over, and may be split."""
     return any(
-        _splits(rule, factor, 1, n) and not any(place[0] for place in rule.places[factor])
+        splits(rule, factor, 1, n) and not any(place[0] for place in rule.places[factor])
         for factor, _ in rule.sizes
     ) or any(special.lowering.startswith("mean") for special in rule.specials)
 
@@ -305,9 +205,9 @@ def _leaf(space: _Space, index: int) -> list[Strategy]:
     if space.n == 1 or not may_split or op.kind in ("input", "constant"):
         return found
     shards = {shard for use in uses for shard in _wanted_cuts(space, *use)}
-    if not uses:  # what no operator takes may lie anywhere
-        meta = op.results[0]
-        shards = {Shard(d) for d, size in enumerate(meta.shape if meta else ()) if size % space.n == 0}
+    meta = op.results[0]
+    if meta is not None and op.kind == "parameter" and (space.gathers or not uses):
+        shards |= {Shard(dim) for dim, size in enumerate(meta.shape) if size % space.n == 0}
     ordered = sorted(shards, key=lambda shard: (shard.blocks, shard.dim))
     return found + [Strategy((), ((shard,),), factor=str(shard)) for shard in ordered]
 

@@ -22,6 +22,10 @@ from autoshard.rules.rule import Rule
 from autoshard.strategies import Strategy
 
 
+_WHOLE_SUMS = frozenset({"aten.linear.default", "aten.addmm.default", "aten.baddbmm.default"})
+"""Products whose rule, with a bias, leaves the summed dimension without a name."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One part of a conversion: a collective, or a local copy (kind "")."""
@@ -120,14 +124,14 @@ class Pricer:
         if rule.family == "attention":
             q, k, v = operands[:3]
             return 2.0 * q.numel * k.shape[-2] + 2.0 * result.numel * v.shape[-2]
-        x, w = operands[-2:] if "add" in op.target else operands[:2]
-        if "conv_transpose" in op.target:
-            return 2.0 * x.numel * math.prod(w.shape[1:])
         if "conv" in op.target:
-            return 2.0 * result.numel * math.prod(w.shape[1:])
-        if "einsum" in op.target:
-            return 2.0 * math.prod(rule.size.values())
-        return 2.0 * result.numel * (x.shape[-1] if x.shape else 1)
+            per = result if "transpose" not in op.target else operands[0]
+            return 2.0 * per.numel * math.prod(operands[1].shape[1:])
+        if op.target in _WHOLE_SUMS and len(operands) == 3:
+            return 2.0 * result.numel * operands[1 if "add" in op.target else 0].shape[-1]
+        kept = {f for dims in rule.results if dims for dim in dims for f in dim}
+        summed = math.prod(size for factor, size in rule.sizes if factor not in kept)
+        return 2.0 * result.numel * summed
 
     def optimizer_s(self, meta: TensorMeta, layout: Layout) -> float:
         """Seconds that the optimizer takes for one weight: it is bound by the bytes it moves."""

@@ -149,7 +149,9 @@ def _memory(decided: Decided, problem: Problem, pricer: Pricer) -> Memory:
             totals = [t + cls.count * p for t, p in zip(totals, parts, strict=True)]
         elif cls.op.kind == "call":
             activations += cls.count * problem.nodes[index].bytes[decided.choice[index]]
-    return Memory(totals[0], totals[1], totals[2], activations, problem.transient_bytes(decided.choice))
+    return Memory(
+        totals[0], totals[1], totals[2], activations, problem.transient_bytes(decided.choice)
+    )
 
 
 def _fallbacks(decided: Decided, problem: Problem) -> Iterable[FallbackRecord]:
