@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from autoshard.cost.model import Pricer
 from autoshard.fold import ValueGroup
 from autoshard.graph import Op, Ref
@@ -31,10 +33,7 @@ def _node(strategies: Strategies, pricer: Pricer, kept: dict[Ref, bool], index: 
     folded = strategies.folded
     cls, rule = folded.classes[index], strategies.rules[index]
     op, operands = cls.op, folded.operand_metas(index)
-    flags = (
-        tuple(kept.get(ref, True) for ref in op.operands),
-        tuple(kept.get(Ref(op.name, i), True) for i in range(len(op.results))),
-    )
+    flags = Counter(_flags(folded.graph.by_name[name], kept) for name in cls.members)
     costs, ties, sizes, transients = [], [], [], []
     for strategy in strategies.choices[index]:
         if op.stored:
@@ -44,11 +43,32 @@ def _node(strategies: Strategies, pricer: Pricer, kept: dict[Ref, bool], index: 
             sizes.append(sum(pricer.weight_bytes(meta, strategy.results[0])))
             transients.append(0)
         else:
-            costs.append(pricer.op_s(op, rule, strategy, operands, flags))
-            sizes.append(_activation_bytes(strategies, pricer, strategy, index, flags[1]))
+            costs.append(
+                sum(
+                    count * pricer.op_s(op, rule, strategy, operands, (taken, made))
+                    for (taken, made), count in flags.items()
+                )
+                / cls.count
+            )
+            saved = [
+                count * _activation_bytes(strategies, pricer, strategy, index, made)
+                for (_, made), count in flags.items()
+            ]
+            sizes.append(-(-sum(saved) // cls.count))
             transients.append(_result_bytes(pricer, op, strategy))
         ties.append(_tie(strategy) + _stored_tie(op, strategy))
     return Node(cls.key, cls.count, tuple(costs), tuple(ties), tuple(sizes), tuple(transients))
+
+
+def _flags(op: Op, kept: dict[Ref, bool]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Which operands and results of an operator go through memory.
+
+    Members of one class may differ: the last layer's sum goes to another kind of operator.
+    """
+    return (
+        tuple([kept.get(ref, True) for ref in op.operands]),
+        tuple([kept.get(Ref(op.name, i), True) for i in range(len(op.results))]),
+    )
 
 
 def _activation_bytes(
