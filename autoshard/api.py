@@ -16,7 +16,16 @@ from autoshard.errors import CaptureError, MeshError, OptionsError
 from autoshard.mesh import Mesh
 from autoshard.options import read_mesh, read_options
 from autoshard.plan_types import Plan
-from autoshard.planner import Decided, Options, apply_plan, baselines, decide, record, surveyed
+from autoshard.planner import (
+    Decided,
+    Options,
+    apply_plan,
+    baselines,
+    decide,
+    follow_plan,
+    record,
+    surveyed,
+)
 from autoshard.rewrite import rewrite
 from autoshard.runtime.again import preparer
 from autoshard.runtime.backend import Backend, SimulatorBackend
@@ -128,8 +137,6 @@ def autoshard(
         CaptureError, ConstraintError, InfeasibleError, MeshError, OptionsError, PlanError, SolverError
     """
     say = progress or (lambda stage: None)
-    if isinstance(model, ShardedModule):
-        raise OptionsError("The model is sharded already.", fix="Shard the original model.")
     known = _loaded(plan) if plan is not None else None
     if known is not None:
         _fits(known, world_size, mesh)
@@ -192,18 +199,27 @@ def verify(
     Raises:
         as `autoshard`, and VerifyError where the model cannot be run.
     """
-    known = _loaded(plan) if plan is not None else None
-    if known is not None:
+    known, say = None, options.pop("progress", None) or (lambda stage: None)
+    if plan is not None:
+        known = _loaded(plan)
         _fits(known, world_size, options.pop("mesh", None))
-        chosen = None
-    else:
-        chosen = _options(world_size, **options)
+    chosen = None if known is not None else _options(world_size, **options)
+    say("capture")
+    own = _captured(model, args, kwargs)
     if not args and not kwargs:
         args, kwargs = _own_examples(model)
+    if known is not None:
+        apply_plan(own.graph, known)
+    else:
+        assert chosen is not None
+        known = _planned(own, chosen, say)[1]
+    say("compare")
     trial = as_trial(model, args, kwargs)
     captured = capture(trial.model, trial.args, trial.kwargs)
-    sharded = _shard(trial.model, captured, known, chosen, SimulatorBackend(), lambda stage: None)
-    return compare(trial, sharded, tolerance)
+    decided, backend = follow_plan(captured.graph, known), SimulatorBackend()
+    first = Prepared(captured, rewrite(captured, decided, backend.device))
+    again = preparer(trial.model, known, backend, chosen)
+    return compare(trial, ShardedModule(known, backend, first, again), tolerance)
 
 
 def _options(world_size: int | None, **given: Any) -> Options:
@@ -240,6 +256,8 @@ def _fits(known: Plan, world_size: int | None, mesh: Any) -> None:
 
 
 def _captured(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Captured:
+    if isinstance(model, ShardedModule):
+        raise OptionsError("The model is sharded already.", fix="Shard the original model.")
     if not isinstance(model, nn.Module):
         raise OptionsError(f"{type(model).__name__} is no nn.Module.", fix="Pass the model itself.")
     if not args and not kwargs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoshard.cost.hardware import Hardware, load_hardware
 from autoshard.cost.model import Pricer
@@ -119,10 +119,7 @@ def apply_plan(graph: OpGraph, plan: Plan) -> Decided:
             f"(graph {graph.fingerprint}).",
             fix="Plan again for this model and these example inputs.",
         )
-    marks = labels(graph, plan.constraints)
-    known = survey_graph(graph, uniform=plan.uniform, labels=marks, fused=True)
-    found = derive(known.folded, plan.mesh, search=plan.search, rules=known.rules)
-    strategies = constrained(found, plan.constraints)
+    known, strategies = _replayed(graph, plan)
     wanted = {choice.key: choice.strategy for choice in plan.choices}
     choice = []
     for cls, options in zip(strategies.folded.classes, strategies.choices, strict=True):
@@ -140,3 +137,29 @@ def apply_plan(graph: OpGraph, plan: Plan) -> Decided:
     if not problem.possible(decided.choice):
         raise PlanError("The plan's strategies do not fit together.", fix="Plan again.")
     return decided
+
+
+def follow_plan(graph: OpGraph, plan: Plan) -> Decided:
+    """As `apply_plan`, for a graph of the same model in another dtype.
+
+    There a cast may be needed that the plan's graph has no use for: what the plan does not say is solved
+    for, around what it does.
+    """
+    known, strategies = _replayed(graph, plan)
+    wanted = {choice.key: choice.strategy for choice in plan.choices}
+    kept = tuple(
+        tuple(s for s in options if str(s) == wanted.get(cls.key, str(s))) or options
+        for cls, options in zip(strategies.folded.classes, strategies.choices, strict=True)
+    )
+    pinned = replace(strategies, choices=kept)
+    pricer = Pricer(load_hardware("ideal"), plan.mesh, train=False)
+    solution = solve(price(pinned, pricer, known.in_memory, None))
+    return Decided(pinned, solution.choice)
+
+
+def _replayed(graph: OpGraph, plan: Plan) -> tuple[Survey, Strategies]:
+    """What could be chosen where a plan was made."""
+    marks = labels(graph, plan.constraints)
+    known = survey_graph(graph, uniform=plan.uniform, labels=marks, fused=True)
+    found = derive(known.folded, plan.mesh, search=plan.search, rules=known.rules)
+    return known, constrained(found, plan.constraints)
