@@ -5,19 +5,24 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.export import _trace as export_trace
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 TORCH_INTERNALS = (
     "torch._subclasses.fake_tensor.FakeTensor",
     "torch.distributed.tensor.placement_types._StridedShard",
+    "torch._library",
+    "torch.export._trace",
     "torch.utils._pytree",
     "torch._C._distributed_c10d._resolve_process_group",
 )
@@ -31,6 +36,7 @@ __all__ = [
     "local_tensor",
     "process_group",
     "quiet_export",
+    "serves_an_operator",
     "strided_shard",
     "tree_flatten",
     "tree_map",
@@ -91,9 +97,21 @@ def strided_shard(dim: int, blocks: int) -> Any:
     return _StridedShard(dim, split_factor=blocks)
 
 
+def serves_an_operator(function: type) -> bool:
+    """Whether an `autograd.Function` is one that torch makes for an operator of `torch.library`."""
+    return function.__module__.startswith("torch._library.")
+
+
 @contextmanager
 def quiet_export() -> Iterator[None]:
-    """Keep from the user the warnings that torch gives while exporting, which say nothing to them."""
-    with warnings.catch_warnings():
+    """Keep from the user what torch warns of and prints while exporting: errors say it in our words."""
+    noisy = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = noisy.level
+    unprinted = mock.patch.object(export_trace, "print", create=True)
+    with warnings.catch_warnings(), unprinted:
         warnings.simplefilter("ignore")
-        yield
+        noisy.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            noisy.setLevel(level)

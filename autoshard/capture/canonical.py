@@ -40,7 +40,11 @@ def _erase(graph: Graph, node: Node) -> None:
 def _drop_cast(graph: Graph, node: Node) -> None:
     """A cast that changes nothing is its operand."""
     source = node.args[0]
-    if isinstance(source, Node) and _val(source).dtype == _val(node).dtype and not node.kwargs.get("copy"):
+    if (
+        isinstance(source, Node)
+        and _val(source).dtype == _val(node).dtype
+        and not node.kwargs.get("copy")
+    ):
         if _val(source).device == _val(node).device and True not in node.args[2:]:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
@@ -50,7 +54,9 @@ def _val(node: Node) -> torch.Tensor:
     return node.meta["val"]
 
 
-def _derive(graph: Graph, like: Node, target: Any, args: tuple, val: torch.Tensor | None = None) -> Node:
+def _derive(
+    graph: Graph, like: Node, target: Any, args: tuple, val: torch.Tensor | None = None
+) -> Node:
     """A new node where the graph now stands, in the same place of the model as `like`."""
     node = graph.call_function(target, args)
     node.meta = dict(like.meta)
@@ -128,7 +134,10 @@ def _inline_regions(module: GraphModule) -> None:
     """Lay open the bodies of `torch.no_grad()` blocks: what enters one is detached."""
     graph = module.graph
     for node in list(graph.nodes):
-        if node.op == "call_function" and getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled":
+        if (
+            node.op == "call_function"
+            and getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled"
+        ):
             _inline(module, graph, node)
 
 
@@ -195,7 +204,9 @@ def functionalize(graph: Graph) -> None:
             continue
         twin = functional_twin(node.target)
         others = [n for n in shared[base[written]] if n not in (written, node)]
-        later = any(order[user] > order[node] for n in others for user in n.users if user is not node)
+        later = any(
+            order[user] > order[node] for n in others for user in n.users if user is not node
+        )
         same = isinstance(_val(node), torch.Tensor) and _val(node).dtype == _val(written).dtype
         if twin is None or later or not same:
             continue
@@ -210,6 +221,10 @@ def _root(node: Node, base: dict[Node, Node]) -> Node:
     if node.op != "call_function":
         return node
     target = node.target
-    shares = is_view(target) or in_place_arguments(target) or getattr(target, "__name__", "") == "getitem"
+    shares = (
+        is_view(target)
+        or in_place_arguments(target)
+        or getattr(target, "__name__", "") == "getitem"
+    )
     first = node.args[0] if node.args else None
     return base.get(first, node) if shares and isinstance(first, Node) else node

@@ -27,7 +27,9 @@ def convert(program: torch.export.ExportedProgram, model: torch.nn.Module) -> Ca
     reader = _Reader(leaves, _pinned(graph))
     for node in graph.nodes:
         reader.read(node)
-    blocks = frozenset(name for name, child in model.named_modules() if any(True for _ in child.children()))
+    blocks = frozenset(
+        name for name, child in model.named_modules() if any(True for _ in child.children())
+    )
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
     outputs = tuple(reader.value(item) for item in output.args[0])  # type: ignore[union-attr]
     made = OpGraph(tuple(reader.ops), type(model).__name__, blocks)
@@ -164,8 +166,17 @@ class _Reader:
         grad = target not in _NO_GRADIENT and any(self._grads.get(ref, False) for ref in operands)
         val = node.meta.get("val")
         if not isinstance(val, (torch.Tensor, tuple, list)) and val is not None:
-            raise _data_dependent(node)
+            raise _data_dependent(
+                node, "A Python number is read from a tensor", "Keep the value in a tensor."
+            )
         vals = val if isinstance(val, (tuple, list)) else (val,)
+        sizes = [size for v in vals if isinstance(v, torch.Tensor) for size in v.shape]
+        if not all(isinstance(size, int) for size in sizes):
+            raise _data_dependent(
+                node,
+                "A tensor's shape depends on the values of another",
+                "Keep shapes fixed: torch.where and a mask instead of selecting elements.",
+            )
         metas = tuple([self._result(v, grad) for v in vals])
         self._refs[node] = Ref(node.name)
         for index, meta in enumerate(metas):
@@ -215,13 +226,10 @@ class _Reader:
         return type(item).__name__ if isinstance(item, torch.device) else str(item)
 
 
-def _data_dependent(node: Node) -> CaptureError:
+def _data_dependent(node: Node, what: str, fix: str) -> CaptureError:
     op = Op(node.name, "call", str(node.target), trace=node.meta.get("stack_trace") or "")
-    return CaptureError(
-        "A Python number is read from a tensor, so that the program depends on the data.",
-        f"{node.target} at {op.source}",
-        "Keep the value in a tensor.",
-    )
+    where = f"{node.target} at {op.source}"
+    return CaptureError(f"{what}, so that the program depends on the data.", where, fix)
 
 
 def _pinned(graph: torch.fx.Graph) -> set[Node]:
@@ -239,4 +247,8 @@ def _pinned(graph: torch.fx.Graph) -> set[Node]:
             argument = node.args[index] if index < len(node.args) else None
             if isinstance(argument, Node):
                 written.add(root[argument])
-    return {n for n, r in root.items() if r in written and n.op == "call_function" and (n is not r or in_place_arguments(n.target))}
+    return {
+        n
+        for n, r in root.items()
+        if r in written and n.op == "call_function" and (n is not r or in_place_arguments(n.target))
+    }

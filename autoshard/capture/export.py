@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os.path
 import traceback
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import torch
 from autoshard.capture.canonical import canonicalize
 from autoshard.capture.captured import Captured
 from autoshard.capture.convert import convert
-from autoshard.capture.shims import capturing
+from autoshard.capture.shims import LostBackward, capturing
 from autoshard.compat import quiet_export, tree_map
 from autoshard.errors import CaptureError
 
@@ -35,6 +36,8 @@ def capture(
     try:
         with capturing(given), quiet_export():
             program = torch.export.export(model, examples[0], examples[1], strict=False)
+    except LostBackward as error:
+        raise _lost(model, error) from error
     except Exception as error:
         raise _explain(model, error) from error
     canonicalize(program.graph_module)
@@ -59,7 +62,14 @@ def _example(value: Any, device: torch.device | None) -> Any:
 
 _WHY = (
     (
-        ("data-dependent", "GuardOnDataDependent", "unbacked", "Could not guard", "Eq(u", "bool(fake)"),
+        (
+            "data-dependent",
+            "GuardOnDataDependent",
+            "unbacked",
+            "Could not guard",
+            "Eq(u",
+            "bool(fake)",
+        ),
         "the program's path or shapes depend on the values of tensors",
         "Make the branch or shape depend on Python numbers, or use torch.where / torch.cond.",
     ),
@@ -78,7 +88,10 @@ _WHY = (
 
 def _explain(model: torch.nn.Module, error: Exception) -> CaptureError:
     text = f"{type(error).__name__}: {error}"
-    why, fix = "torch.export could not trace it", "Change the line so that torch.export can trace it."
+    why, fix = (
+        "torch.export could not trace it",
+        "Change the line so that torch.export can trace it.",
+    )
     for words, reason, advice in _WHY:
         if any(word in text for word in words):
             why, fix = reason, advice
@@ -89,9 +102,19 @@ def _explain(model: torch.nn.Module, error: Exception) -> CaptureError:
     )
 
 
+def _lost(model: torch.nn.Module, error: LostBackward) -> CaptureError:
+    return CaptureError(
+        f"{type(model).__name__} cannot be captured: the backward of {error.function}, an "
+        "autograd.Function, would be lost.",
+        _user_line(error),
+        "Write it with operators of torch, or make it one: torch.library.custom_op and register_autograd.",
+    )
+
+
 def _user_line(error: BaseException) -> str:
-    """The innermost line of the traceback that is neither torch's nor ours."""
-    skip = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+    """The innermost line of the traceback that is neither Python's, nor torch's, nor ours."""
+    ours, torchs = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(torch.__file__)
+    skip = (ours, torchs, os.path.dirname(inspect.__file__) + os.sep)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

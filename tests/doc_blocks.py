@@ -1,0 +1,109 @@
+"""The code in the manual: ```python blocks run, and a ```text block right below is what one printed.
+
+    python tests/doc_blocks.py [FILE.md …]     write again what the blocks print
+
+The blocks of a file share their names, as a session would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+WIDTH = 100
+
+_BLOCK = re.compile(
+    r"^```(?P<language>[\w-]*)\n(?P<text>.*?)^```\n(?P<below>\s*^```text\n(?P<output>.*?)^```\n)?",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page, and the text block right below it, if there is one."""
+
+    language: str
+    text: str
+    line: int
+    output: str | None
+    span: tuple[int, int]
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    text = page.read_text("utf-8")
+    return [
+        Block(
+            match["language"],
+            match["text"],
+            text[: match.start("text")].count("\n") + 1,
+            match["output"],
+            match.span("output"),
+        )
+        for match in _BLOCK.finditer(text)
+    ]
+
+
+def run(page: Path) -> list[tuple[Block, str]]:
+    """Each python block of a page with what it printed."""
+    names: dict[str, Any] = {"__name__": f"manual_{page.stem}"}
+    found = []
+    for block in blocks(page):
+        if block.language == "python":
+            found.append((block, _printed(block, page, names)))
+    return found
+
+
+def _printed(block: Block, page: Path, names: dict[str, Any]) -> str:
+    source = f"{page.name}:{block.line}"
+    lines = block.text.splitlines(keepends=True)
+    linecache.cache[source] = (len(block.text), None, lines, source)  # for source lines in messages
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), _columns():
+        exec(compile(block.text, source, "exec"), names)
+    return "".join(line.rstrip() + "\n" for line in printed.getvalue().splitlines())
+
+
+@contextlib.contextmanager
+def _columns() -> Any:
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(WIDTH)
+    try:
+        yield
+    finally:
+        os.environ.pop("COLUMNS")
+        if before is not None:
+            os.environ["COLUMNS"] = before
+
+
+def rewrite(page: Path) -> bool:
+    """Write what the blocks print into the page; whether it changed."""
+    before = text = page.read_text("utf-8")
+    for block, printed in reversed(run(page)):
+        if block.output is not None:
+            text = text[: block.span[0]] + printed + text[block.span[1] :]
+    page.write_text(text, "utf-8")
+    return text != before
+
+
+def main() -> None:
+    """Rewrite the pages named, or all."""
+    import torch
+
+    torch.set_num_threads(1)
+    os.chdir(ROOT)
+    for page in [Path(name).resolve() for name in sys.argv[1:]] or PAGES:
+        print(f"{page.relative_to(ROOT)}: {'written' if rewrite(page) else 'as it was'}")
+
+
+if __name__ == "__main__":
+    main()
