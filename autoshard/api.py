@@ -103,7 +103,7 @@ def _planned(captured: Captured, options: Options, say: Progress) -> tuple[Decid
     survey = surveyed(captured.graph, options)
     decided = decide(captured.graph, options, survey)
     say("compare with known plans")
-    return decided, record(captured.graph, decided, options, baselines(survey, options))
+    return decided, record(survey, decided, options, baselines(survey, options))
 
 
 def autoshard(

@@ -37,14 +37,16 @@ def _places(folded: Folded, index: int, rule: Rule, factor: str) -> list[tuple[i
 
 def splits(rule: Rule, factor: str, blocks: int, n: int) -> bool:
     """Whether a factor may be cut in `blocks` blocks of n equal slices each."""
-    if factor.startswith(FIXED) or n == 1:
+    if factor.startswith(FIXED):
         return False
     if blocks > 1 and factor in rule.contiguous:
         return False
-    return rule.size[factor] % (blocks * n) == 0
+    return rule.size[factor] > blocks and rule.size[factor] % (blocks * n) == 0
 
 
-def possible_cuts(folded: Folded, rules: Rules, n: int) -> dict[tuple[int, str], frozenset[int]]:
+def possible_cuts(
+    folded: Folded, rules: Rules, n: int, max_blocks: int = MAX_BLOCKS
+) -> dict[tuple[int, str], frozenset[int]]:
     """For each (class, factor), the numbers of blocks worth trying.
 
     A view that splits a dimension into (3, heads) wants it in 3 blocks. What one operator wants of a
@@ -72,7 +74,7 @@ def possible_cuts(folded: Folded, rules: Rules, n: int) -> dict[tuple[int, str],
                         known.add(inner)
             for made, result, dim, outer in where:
                 wanted = wants.setdefault((made, result, dim), set())
-                new = {outer * k for k in known if outer * k <= MAX_BLOCKS} - wanted
+                new = {outer * k for k in known if outer * k <= max_blocks} - wanted
                 if new:
                     wanted |= new
                     changed = True
@@ -136,8 +138,23 @@ class Dimensions:
 
     def of_batch(self) -> frozenset[Cut]:
         """The cuts of the inputs' first dimension."""
-        inputs = [i for i, cls in enumerate(self._folded.classes) if cls.op.kind == "input"]
-        return self._through((index, 0, 0, 1) for index in inputs)
+        return self._through(self._inputs(0))
+
+    def dims_of_inputs(self, dim: int) -> frozenset[tuple[int, int, int]]:
+        """The (class, result, dimension) that hold dimension `dim` of the inputs, whole or as a factor.
+
+        For dim 1, a sequence, inputs of two or three dimensions count: those of images have channels.
+        """
+        ours = {self._root(item) for item in self._inputs(dim)}
+        return frozenset(item[:3] for item in list(self._parent) if self._root(item) in ours)
+
+    def _inputs(self, dim: int) -> list[Item]:
+        return [
+            (index, 0, dim, 1)
+            for index, cls in enumerate(self._folded.classes)
+            if cls.op.kind == "input" and cls.op.results and cls.op.results[0]
+            if dim == 0 or len(cls.op.results[0].shape) in (2, 3)
+        ]
 
 
 def statistics(rules: Rules, cuts: Iterable[Cut]) -> frozenset[Cut]:

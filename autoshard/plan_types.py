@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from autoshard.sensitivity import Sensitivity
+
 SCHEMA_VERSION = 1
 
 
@@ -106,6 +108,23 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class CostTerm:
+    """A part of a step's time, by what it scales with.
+
+    Attributes:
+        scales_with: "arithmetic" (peak FLOP/s), "memory" (memory bandwidth), "bandwidth" and
+            "latency" (of links), or "launch" (nothing: fixed times of kernels and collectives).
+        batch, sequence: powers of the batch size and of the sequence length it grows with.
+        seconds: at the sizes that were planned for.
+    """
+
+    scales_with: str
+    batch: int
+    sequence: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Cost:
     """What a step is predicted to take on one rank.
 
@@ -114,12 +133,14 @@ class Cost:
         comm_s: time in collectives and local conversions; they are not assumed to overlap.
         memory: bytes on one rank.
         baselines: the same record for known plans of the same model: "replicated", "megatron", …
+        terms: step_s taken apart, for `Plan.sensitivity`.
     """
 
     compute_s: float
     comm_s: float
     memory: Memory
     baselines: dict[str, Cost] = field(default_factory=dict)
+    terms: tuple[CostTerm, ...] = ()
 
     @property
     def step_s(self) -> float:
@@ -269,6 +290,12 @@ class Plan:
         from autoshard.report.explain import explain
 
         return explain(self, fqn)
+
+    def sensitivity(self) -> Sensitivity:
+        """How step time moves with link bandwidth, latency, batch and sequence, as formulas."""
+        from autoshard.sensitivity import sensitivity
+
+        return sensitivity(self)
 
     def diff(self, other: Plan) -> str:
         """What differs from `other`, as text; empty where nothing does."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autoshard.cost.compute import roofline_s
@@ -98,6 +99,33 @@ def collective_s(kind: str, full_bytes: float, ranks: int, link: Link) -> float:
         OptionsError: the kind is unknown, or a number is out of range.
     """
     return _cheapest(kind, full_bytes, ranks, link)[0]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The time of one collective, in seconds, by what it scales with.
+
+    Attributes:
+        launch_s: fixed.
+        latency_s: with the latency of a step, α.
+        transfer_s: with the bytes, and with β, one over the bandwidth.
+    """
+
+    launch_s: float
+    latency_s: float
+    transfer_s: float
+
+
+def collective_parts(kind: str, full_bytes: float, ranks: int, link: Link) -> Parts:
+    """`collective_s` taken apart: every formula is linear in launch, α and bytes·β."""
+    total, name = _cheapest(kind, full_bytes, ranks, link)
+    if ranks == 1:
+        return Parts(0.0, 0.0, 0.0)
+    at_rest = _compiled(kind, name)
+    rounds, eta = (ranks - 1).bit_length(), link.in_switch_efficiency
+    launch = at_rest(ranks, rounds, 0.0, 0.0, 0.0, link.launch_s, eta)
+    latency = at_rest(ranks, rounds, 0.0, link.latency_s, 0.0, 0.0, eta)
+    return Parts(launch, latency, total - launch - latency)
 
 
 def algorithm(kind: str, full_bytes: float, ranks: int, link: Link) -> str:

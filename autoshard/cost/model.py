@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autoshard.cost.comm import collective_s, copy_s
 from autoshard.cost.compute import itemsize, roofline_s
-from autoshard.cost.hardware import Hardware
+from autoshard.cost.hardware import Hardware, Link
 from autoshard.graph import Op, TensorMeta
 from autoshard.mesh import Mesh
 from autoshard.placement import (
@@ -20,7 +20,6 @@ from autoshard.placement import (
 )
 from autoshard.rules.rule import Rule
 from autoshard.strategies import Strategy
-
 
 _WHOLE_SUMS = frozenset({"aten.linear.default", "aten.addmm.default", "aten.baddbmm.default"})
 """Products whose rule, with a bias, leaves the summed dimension without a name."""
@@ -35,6 +34,15 @@ class Step:
     phase: str
     bytes: int
     time_s: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """One kernel on one rank: arithmetic, and bytes read and written."""
+
+    flops: float
+    traffic_bytes: float
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -77,24 +85,37 @@ class Pricer:
             in_memory: for each operand and each result, whether it goes through memory; the others
                 stay in a fused chain's registers.
         """
+        done = self.work(op, rule, strategy, operands, in_memory)
+        return sum(roofline_s(w.flops, w.traffic_bytes, w.dtype, self.hardware) for w in done)
+
+    def work(
+        self,
+        op: Op,
+        rule: Rule | None,
+        strategy: Strategy,
+        operands: tuple[TensorMeta, ...],
+        in_memory: tuple[tuple[bool, ...], tuple[bool, ...]],
+    ) -> tuple[Work, ...]:
+        """What an operator computes and moves, kernel by kernel; arguments as `op_s` takes them.
+
+        A product's backward is one more product for each operand that wants a gradient. An
+        elementwise operator's reads the results' gradients and what it took, and writes gradients.
+        """
         if op.kind != "call" or (rule and rule.family == "view"):
-            return 0.0
+            return ()
         read = self._traffic(operands, strategy.operands, in_memory[0])
         written = self._traffic(op.results, strategy.results, in_memory[1])
         dtype = next((m.dtype for m in op.results if m), "float32")
-        flops = self._flops(op, rule, operands) / self._share(strategy)
-        forward = roofline_s(flops, read + written, dtype, self.hardware)
+        forward = Work(
+            self._flops(op, rule, operands) / self._share(strategy), read + written, dtype
+        )
         if not self.train or not any(m and m.grad for m in op.results):
-            return forward
-        wanted = sum(meta.grad for meta in operands)
-        if flops:
-            return forward + max(1, wanted) * roofline_s(
-                flops, read + written, dtype, self.hardware
-            )
+            return (forward,)
+        if forward.flops:
+            return (forward,) * (1 + max(1, sum(meta.grad for meta in operands)))
         grads = self._traffic(operands, strategy.operands, tuple(m.grad for m in operands))
         moved = written + (read if len(operands) > 1 else read // 2)
-        moved += grads if all(in_memory[0]) else 0
-        return forward + roofline_s(0, moved, dtype, self.hardware)
+        return forward, Work(0.0, moved + (grads if all(in_memory[0]) else 0), dtype)
 
     def _traffic(
         self,
@@ -163,21 +184,26 @@ class Pricer:
                 continue
             whole = self.local_bytes(meta, (*have[:index], R, *have[index + 1 :]))
             dim = w.dim if isinstance(w, Shard) else h.dim if isinstance(h, Shard) else 0
-            steps.append(self._step(axis.name, found.forward, "forward", whole, index))
+            steps.append(self._step(axis.name, found.forward, "forward", whole))
             steps.append(self._copy(axis.name, found.forward, "forward", whole, dim, axis.size))
             if self.train and meta.grad:
-                steps.append(self._step(axis.name, found.backward, "backward", whole, index))
+                steps.append(self._step(axis.name, found.backward, "backward", whole))
                 steps.append(
                     self._copy(axis.name, found.backward, "backward", whole, dim, axis.size)
                 )
         return tuple(step for step in steps if step is not None)
 
-    def _step(self, axis: str, kind: str, phase: str, whole: int, index: int) -> Step | None:
+    def _step(self, axis: str, kind: str, phase: str, whole: int) -> Step | None:
         if kind not in COLLECTIVES:
             return None
-        size, stride = self.mesh.sizes[index], math.prod(self.mesh.sizes[index + 1 :])
-        link = self.hardware.link(size, stride)
+        size, link = self.axis_link(axis)
         return Step(axis, kind, phase, whole, collective_s(kind, whole, size, link))
+
+    def axis_link(self, name: str) -> tuple[int, Link]:
+        """The number of ranks of a mesh axis, and the slowest link that its groups cross."""
+        index = [axis.name for axis in self.mesh.axes].index(name)
+        size, stride = self.mesh.sizes[index], math.prod(self.mesh.sizes[index + 1 :])
+        return size, self.hardware.link(size, stride)
 
     def _copy(self, axis: str, kind: str, phase: str, whole: int, dim: int, n: int) -> Step | None:
         """The local copy that goes with an action: none where the split dimension is the first."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from autoshard.cost.model import Pricer
-from autoshard.fold import ValueGroup
+from autoshard.fold import Folded, ValueGroup
 from autoshard.graph import Op, Ref
 from autoshard.ilp.problem import Node, Problem, Tensor, Use
 from autoshard.placement import I, Layout, R, Shard, convertible
 from autoshard.strategies import Strategies, Strategy
+
+Flags = tuple[tuple[bool, ...], tuple[bool, ...]]
 
 
 def price(
@@ -33,7 +35,7 @@ def _node(strategies: Strategies, pricer: Pricer, kept: dict[Ref, bool], index: 
     folded = strategies.folded
     cls, rule = folded.classes[index], strategies.rules[index]
     op, operands = cls.op, folded.operand_metas(index)
-    flags = Counter(_flags(folded.graph.by_name[name], kept) for name in cls.members)
+    flags = memory_flags(folded, kept, index)
     costs, ties, sizes, transients = [], [], [], []
     for strategy in strategies.choices[index]:
         if op.stored:
@@ -58,6 +60,13 @@ def _node(strategies: Strategies, pricer: Pricer, kept: dict[Ref, bool], index: 
             transients.append(_result_bytes(pricer, op, strategy))
         ties.append(_tie(strategy) + _stored_tie(op, strategy))
     return Node(cls.key, cls.count, tuple(costs), tuple(ties), tuple(sizes), tuple(transients))
+
+
+def memory_flags(folded: Folded, kept: dict[Ref, bool], index: int) -> Counter[Flags]:
+    """Which operands and results go through memory, and for how many members of a class."""
+    return Counter(
+        _flags(folded.graph.by_name[name], kept) for name in folded.classes[index].members
+    )
 
 
 def _flags(op: Op, kept: dict[Ref, bool]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from autoshard.cost.model import Pricer
 from autoshard.fold import star
@@ -24,13 +25,15 @@ from autoshard.planner.constrain import labels
 from autoshard.planner.decide import Decided, Options
 from autoshard.planner.reasons import why
 from autoshard.planner.roles import role
+from autoshard.planner.survey import Survey
+from autoshard.planner.terms import Scaling, cost_terms, scaling
 
 
-def record(graph: OpGraph, decided: Decided, options: Options, others: dict[str, Decided]) -> Plan:
+def record(survey: Survey, decided: Decided, options: Options, others: dict[str, Decided]) -> Plan:
     """The plan of a decision.
 
     Args:
-        graph: the whole graph.
+        survey: of the whole graph.
         decided: a strategy for each of its classes, with the problem and its solution.
         options: what it was made for.
         others: decisions to show beside it, by name; "replicated" is added.
@@ -38,9 +41,11 @@ def record(graph: OpGraph, decided: Decided, options: Options, others: dict[str,
     problem, solution = decided.problem, decided.solution
     assert problem is not None
     assert solution is not None
-    pricer, found = options.pricer, cost(decided, options.pricer)
+    graph, pricer, scales = survey.folded.graph, options.pricer, scaling(survey)
+    found = cost(decided, pricer, survey, scales)
     baselines = {
-        name: cost(other, pricer) for name, other in (_replicated(decided) | others).items()
+        name: cost(other, pricer, survey, scales)
+        for name, other in (_replicated(decided) | others).items()
     }
     return Plan(
         model=graph.model,
@@ -55,7 +60,7 @@ def record(graph: OpGraph, decided: Decided, options: Options, others: dict[str,
         ),
         collectives=collectives(decided, pricer),
         fallbacks=tuple(_fallbacks(decided, problem)),
-        cost=Cost(found.compute_s, found.comm_s, found.memory, baselines),
+        cost=replace(found, baselines=baselines),
         solver=SolverRecord(
             solution.solver,
             solution.status,
@@ -126,7 +131,7 @@ def _weights(
 # --- cost ---------------------------------------------------------------------------------------
 
 
-def cost(decided: Decided, pricer: Pricer) -> Cost:
+def cost(decided: Decided, pricer: Pricer, survey: Survey, scales: Scaling) -> Cost:
     """Predicted time and memory of a decision on one rank."""
     problem = decided.problem
     assert problem is not None
@@ -136,7 +141,8 @@ def cost(decided: Decided, pricer: Pricer) -> Cost:
         tensor.count * tensor.costs_s[have, want]
         for tensor, have, want in problem.conversions(decided.choice)
     )
-    return Cost(compute, moved, _memory(decided, problem, pricer))
+    terms = cost_terms(decided, pricer, survey, scales)
+    return Cost(compute, moved, _memory(decided, problem, pricer), terms=terms)
 
 
 def _memory(decided: Decided, problem: Problem, pricer: Pricer) -> Memory:
