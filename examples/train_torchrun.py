@@ -75,7 +75,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save", type=Path, help="where the trained weights go")
-    parser.add_argument("--hardware", default=str(Path(__file__).parent / "two-cores.toml"))
+    parser.add_argument("--hardware", default="cpu-gloo", help="`autoshard hardware` lists them")
     return parser.parse_args()
 
 

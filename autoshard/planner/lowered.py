@@ -14,10 +14,12 @@ from autoshard.strategies import Strategies, Strategy
 
 _REDUCED = {
     "vocab_cross_entropy": (
-        "each rank has a slice of the classes: the greatest logit of each row",
-        "each rank has a slice of the classes: the sum of each row, and the logit of its target",
+        "each rank has a slice of the classes; this finds the greatest logit of each row",
+        "each rank has a slice of the classes; this sums each row, and finds the logit of its target",
     ),
-    "mean_cross_entropy": ("each rank has a slice of the rows: how many of them count",),
+    "mean_cross_entropy": (
+        "each rank has a slice of the rows; this counts those that are not ignored",
+    ),
 }
 
 
