@@ -70,9 +70,9 @@ def read_mesh(world_size: int | None, mesh: Any) -> Mesh:
         MeshError: neither or both are given, or more than one axis has more than one rank.
     """
     if (world_size is None) == (mesh is None):
-        which = "Neither" if mesh is None else "Both"
+        neither = "Neither world_size nor mesh is given."
         raise MeshError(
-            f"{which} world_size and mesh {'is' if mesh is None else 'are'} given.",
+            neither if mesh is None else "Both world_size and mesh are given.",
             fix='Give one: world_size=8, or mesh={"tp": 8}.',
         )
     found = Mesh.of({"tp": world_size}) if world_size is not None else _mesh(mesh)
@@ -107,5 +107,7 @@ def read_bytes(size: int | str) -> int:
         if match and match[2].lower() in _UNITS:
             size = int(float(match[1]) * _UNITS[match[2].lower()])
     if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
-        raise OptionsError(f"{size!r} is no memory budget.", fix='Give bytes, or text like "24GiB".')
+        raise OptionsError(
+            f"{size!r} is no memory budget.", fix='Give bytes, or text like "24GiB".'
+        )
     return size

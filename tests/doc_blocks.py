@@ -25,6 +25,7 @@ _BLOCK = re.compile(
     r"^```(?P<language>[\w-]*)\n(?P<text>.*?)^```\n(?P<below>\s*^```text\n(?P<output>.*?)^```\n)?",
     re.DOTALL | re.MULTILINE,
 )
+_HASH = re.compile(r"\b[0-9a-f]{16}\b")
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,20 @@ def run(page: Path) -> list[tuple[Block, str]]:
 
 
 def _printed(block: Block, page: Path, names: dict[str, Any]) -> str:
-    source = f"{page.name}:{block.line}"
-    lines = block.text.splitlines(keepends=True)
-    linecache.cache[source] = (len(block.text), None, lines, source)  # for source lines in messages
+    text = page.read_text("utf-8")
+    # What messages and captured graphs say of source lines is looked up here.
+    linecache.cache[page.name] = (len(text), None, text.splitlines(keepends=True), page.name)
+    source = "\n" * (block.line - 1) + block.text
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), _columns():
-        exec(compile(block.text, source, "exec"), names)
-    return "".join(line.rstrip() + "\n" for line in printed.getvalue().splitlines())
+        exec(compile(source, page.name, "exec"), names)
+    return _plain(printed.getvalue())
+
+
+def _plain(printed: str) -> str:
+    """Without blanks at the ends of lines, empty lines at the end, and hashes."""
+    lines = [_HASH.sub("…", line.rstrip()) for line in printed.rstrip().splitlines()]
+    return "".join(f"{line}\n" for line in lines)
 
 
 @contextlib.contextmanager
