@@ -1,6 +1,6 @@
 """The code in the manual: ```python blocks run, and a ```text block right below is what one printed.
 
-    python tests/doc_blocks.py [FILE.md …]     write again what the blocks print
+    python tests/doc_blocks.py [FILE.md …]     write again what the blocks print (again, if lines moved)
 
 The blocks of a file share their names, as a session would.
 """
@@ -57,11 +57,8 @@ def blocks(page: Path) -> list[Block]:
 def run(page: Path) -> list[tuple[Block, str]]:
     """Each python block of a page with what it printed."""
     names: dict[str, Any] = {"__name__": f"manual_{page.stem}"}
-    found = []
-    for block in blocks(page):
-        if block.language == "python":
-            found.append((block, _printed(block, page, names)))
-    return found
+    code = [block for block in blocks(page) if block.language == "python"]
+    return [(block, _printed(block, page, names)) for block in code]
 
 
 def _printed(block: Block, page: Path, names: dict[str, Any]) -> str:
