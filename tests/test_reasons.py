@@ -236,3 +236,35 @@ def test_lists_of_names():
         "56 KiB",
         "3 GiB",
     ]
+
+
+# ---- notes ----------------------------------------------------------------------------------
+
+
+def test_a_note_says_what_whole_results_cost(llama):
+    (note,) = llama.notes
+    assert note.startswith(
+        "Returning the result of lm_head, [4, 2048, 128256], whole on every rank takes "
+    )
+    assert note.endswith(
+        "% of the time: leave it out of what the model returns where nobody reads it."
+    )
+
+
+def test_a_note_names_large_weights_that_the_ranks_do_not_divide():
+    plan = autoshard.plan(nn.Linear(101, 103), 2, (torch.randn(4, 101),), hardware="ideal")
+    assert plan.notes == (
+        "weight, [103, 101], is whole on every rank: 2 divides none of its dimensions.",
+    )
+    assert stack_plan().notes == ()
+
+
+def test_a_note_says_where_a_rank_has_too_little_memory():
+    model, kwargs = llama_8b(32)
+    plan = autoshard.plan(model, 1, kwargs=kwargs, hardware="h100-sxm")
+    assert plan.notes == (
+        (
+            "A rank needs 140 GiB at the peak, and one of h100-sxm has 74.5 GiB: use more ranks, a smaller "
+            "batch, or search all."
+        ),
+    )

@@ -23,6 +23,7 @@ from autoshard.plan_types import (
 from autoshard.planner.communicate import collectives
 from autoshard.planner.constrain import labels
 from autoshard.planner.decide import Decided, Options
+from autoshard.planner.notes import notes
 from autoshard.planner.reasons import why
 from autoshard.planner.roles import role
 from autoshard.planner.survey import Survey
@@ -47,6 +48,8 @@ def record(survey: Survey, decided: Decided, options: Options, others: dict[str,
         name: cost(other, pricer, survey, scales)
         for name, other in (_replicated(decided) | others).items()
     }
+    pinned = frozenset(labels(graph, options.constraints))
+    weights = tuple(_weights(graph, decided, pricer, pinned))
     return Plan(
         model=graph.model,
         fingerprint=graph.fingerprint,
@@ -55,9 +58,7 @@ def record(survey: Survey, decided: Decided, options: Options, others: dict[str,
         mode=options.mode,
         search=options.search,
         memory_budget_bytes=options.memory_budget_bytes,
-        weights=tuple(
-            _weights(graph, decided, pricer, frozenset(labels(graph, options.constraints)))
-        ),
+        weights=weights,
         collectives=collectives(decided, pricer),
         fallbacks=tuple(_fallbacks(decided, problem)),
         cost=replace(found, baselines=baselines),
@@ -72,6 +73,7 @@ def record(survey: Survey, decided: Decided, options: Options, others: dict[str,
             solution.wall_s,
         ),
         choices=tuple(_choices(decided)),
+        notes=notes(decided, pricer, found, weights),
         inputs=tuple(_inputs(graph)),
         uniform=options.uniform,
         constraints=options.constraints,
