@@ -25,11 +25,13 @@ TORCH_INTERNALS = (
     "torch.export._trace",
     "torch.utils._pytree",
     "torch._C._distributed_c10d._resolve_process_group",
+    "torch.ops._c10d_functional.wait_tensor",
 )
 
 __all__ = [
     "FakeTensor",
     "TreeSpec",
+    "functional_collectives",
     "functional_twin",
     "in_place_arguments",
     "is_view",
@@ -78,6 +80,11 @@ def functional_twin(target: Any) -> Any | None:
         return None
     ours, theirs = twin._schema.arguments, target._schema.arguments
     return twin if [a.name for a in ours] == [a.name for a in theirs] else None
+
+
+def functional_collectives() -> Any:
+    """torch's collectives as operators on plain tensors, which give their results to `wait_tensor`."""
+    return torch.ops._c10d_functional
 
 
 def process_group(name: str) -> Any:

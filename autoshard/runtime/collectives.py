@@ -1,95 +1,49 @@
-"""The four collectives as functional operators of torch, with fake kernels and no gradients.
+"""The four collectives over a process group, as functions of a rank's own tensor.
 
-They never write to their operands. Gradients belong to the conversions, which call these.
+They are torch's functional collectives: they never write to their operands, they have kernels for
+fake and meta tensors, and `torch.compile` knows them. They have no gradients here: those belong to the
+conversions, which call these where no gradient is recorded.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from autoshard.compat import process_group
+from autoshard.compat import functional_collectives
 from autoshard.runtime.slicing import join, take
 
+_c10d = functional_collectives()
 
-@torch.library.custom_op("autoshard::all_reduce", mutates_args=())
+
 def all_reduce(x: Tensor, op: str, group: str) -> Tensor:
-    """The sum or maximum of x over the ranks of a group."""
-    total = x.clone(memory_format=torch.contiguous_format)
-    how = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
-    dist.all_reduce(total, how, process_group(group))
-    return total
+    """The "sum" or "max" of x over the ranks of a group."""
+    return _c10d.wait_tensor(_c10d.all_reduce(x.contiguous(), op, group))
 
 
-@all_reduce.register_fake
-def _(x: Tensor, op: str, group: str) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@torch.library.custom_op("autoshard::all_gather", mutates_args=())
 def all_gather(x: Tensor, dim: int, blocks: int, size: int, group: str) -> Tensor:
     """The whole whose slices of `dim` the ranks of a group hold."""
-    x = x.contiguous()
-    out = x.new_empty((size * x.shape[0], *x.shape[1:]) if x.dim() else (size,))
-    dist.all_gather_single(out, x, process_group(group))
+    stacked = _c10d.wait_tensor(_c10d.all_gather_into_tensor(x.contiguous(), size, group))
     if dim == 0 and blocks == 1:
-        return out
-    return join(out.chunk(size), dim, blocks).contiguous()
+        return stacked
+    return join(stacked.chunk(size), dim, blocks).contiguous()
 
 
-@all_gather.register_fake
-def _(x: Tensor, dim: int, blocks: int, size: int, group: str) -> Tensor:
-    shape = list(x.shape)
-    shape[dim] *= size
-    return x.new_empty(shape)
-
-
-@torch.library.custom_op("autoshard::reduce_scatter", mutates_args=())
 def reduce_scatter(x: Tensor, dim: int, blocks: int, size: int, group: str) -> Tensor:
     """This rank's slice of `dim` of the sum over the ranks of a group."""
-    parts = [take(x, dim, blocks, r, size) for r in range(size)]
-    given = x.contiguous() if dim == 0 and blocks == 1 else torch.cat([p.contiguous() for p in parts])
-    out = x.new_empty(parts[0].shape)
-    dist.reduce_scatter_single(out, given, group=process_group(group))
-    return out
+    given = x if dim == 0 and blocks == 1 else torch.cat(_pieces(x, dim, blocks, size))
+    return _c10d.wait_tensor(_c10d.reduce_scatter_tensor(given.contiguous(), "sum", size, group))
 
 
-@reduce_scatter.register_fake
-def _(x: Tensor, dim: int, blocks: int, size: int, group: str) -> Tensor:
-    shape = list(x.shape)
-    shape[dim] //= size
-    return x.new_empty(shape)
-
-
-@torch.library.custom_op("autoshard::all_to_all", mutates_args=())
 def all_to_all(
-    x: Tensor,
-    have_dim: int,
-    have_blocks: int,
-    want_dim: int,
-    want_blocks: int,
-    size: int,
-    group: str,
+    x: Tensor, have: tuple[int, int], want: tuple[int, int], size: int, group: str
 ) -> Tensor:
-    """This rank's slice by `want` of the whole of which x is its slice by `have`."""
-    given = torch.stack([take(x, want_dim, want_blocks, r, size) for r in range(size)])
-    out = torch.empty_like(given)
-    dist.all_to_all_single(out, given, group=process_group(group))
-    return join(out.unbind(), have_dim, have_blocks).contiguous()
+    """This rank's slice by `want`, a (dim, blocks), of the whole of which x is its slice by `have`."""
+    pieces = _pieces(x, *want, size)
+    rows = [piece.shape[0] for piece in pieces]
+    received = _c10d.wait_tensor(_c10d.all_to_all_single(torch.cat(pieces), rows, rows, group))
+    return join(received.chunk(size), *have).contiguous()
 
 
-@all_to_all.register_fake
-def _(
-    x: Tensor,
-    have_dim: int,
-    have_blocks: int,
-    want_dim: int,
-    want_blocks: int,
-    size: int,
-    group: str,
-) -> Tensor:
-    shape = list(x.shape)
-    shape[have_dim] *= size
-    shape[want_dim] //= size
-    return x.new_empty(shape)
+def _pieces(x: Tensor, dim: int, blocks: int, size: int) -> list[Tensor]:
+    return [take(x, dim, blocks, r, size) for r in range(size)]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from autoshard.compat import process_group
+from autoshard.runtime import collectives
 from autoshard.runtime.slicing import join, take
 
 Tensors = Sequence[Tensor]
@@ -89,18 +90,16 @@ class Distributed:
 
     def all_reduce(self, xs: Tensors, op: str = "sum") -> list[Tensor]:
         """See `Communicator`."""
-        return [torch.ops.autoshard.all_reduce(x, op, self._group) for x in xs]
+        return [collectives.all_reduce(x, op, self._group) for x in xs]
 
     def all_gather(self, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
         """See `Communicator`."""
-        return [torch.ops.autoshard.all_gather(x, dim, blocks, self.size, self._group) for x in xs]
+        return [collectives.all_gather(x, dim, blocks, self.size, self._group) for x in xs]
 
     def reduce_scatter(self, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
         """See `Communicator`."""
-        return [torch.ops.autoshard.reduce_scatter(x, dim, blocks, self.size, self._group) for x in xs]
+        return [collectives.reduce_scatter(x, dim, blocks, self.size, self._group) for x in xs]
 
     def all_to_all(self, xs: Tensors, have: tuple[int, int], want: tuple[int, int]) -> list[Tensor]:
         """See `Communicator`."""
-        return [
-            torch.ops.autoshard.all_to_all(x, *have, *want, self.size, self._group) for x in xs
-        ]
+        return [collectives.all_to_all(x, have, want, self.size, self._group) for x in xs]

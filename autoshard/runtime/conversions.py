@@ -2,6 +2,11 @@
 
 Every function takes a communicator and one tensor for each rank it carries, and gives as many. What
 each does forward and backward is the table in `autoshard.placement`, line by line.
+
+A gradient is in a state too: that of an Invariant tensor is Invariant, of a Replicate one Partial, of
+a Partial one Replicate, of a Shard the same Shard. So the backward of X → Y is itself a conversion,
+from the state of Y's gradient to that of X's, and gradients of gradients are right by the same table.
+Two moves are met in backward alone: I → P divides, S → P pads with zeros.
 """
 
 from __future__ import annotations
@@ -16,123 +21,140 @@ from autoshard.runtime.communicator import Communicator
 from autoshard.runtime.slicing import pad, take
 
 Tensors = Sequence[Tensor]
-Action = Callable[[Tensors], Sequence[Tensor]]
+Move = Callable[..., Sequence[Tensor]]
+
+ALL: dict[str, Callable[..., list[Tensor]]] = {}
+"""The conversions by name, filled below; those that only backward meets are in `_MOVES` alone."""
+
+_MOVES: dict[str, tuple[Move, str]] = {}
+"""What each does forward, and the name of its backward."""
 
 
-class _Conversion(torch.autograd.Function):
-    """Runs one action forward and another backward, on all the ranks carried at once."""
+class _Convert(torch.autograd.Function):
+    """One move forward and its backward, on all the ranks carried at once."""
 
     @staticmethod
-    def forward(ctx: Any, forward: Action, backward: Action, *xs: Tensor) -> tuple[Tensor, ...]:
-        ctx.action = backward
-        return tuple(forward(xs))
+    def forward(
+        ctx: Any, name: str, comm: Communicator, cuts: tuple[int, ...], *xs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.name, ctx.comm, ctx.cuts = name, comm, cuts
+        return tuple(_MOVES[name][0](comm, xs, *cuts))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        return (None, None, *ctx.action(gradients))
+        back = (*ctx.cuts[2:], *ctx.cuts[:2])  # from S to S′ and back: the cuts trade places
+        return (None, None, None, *_convert(_MOVES[ctx.name][1], ctx.comm, gradients, back))
 
 
-def _convert(xs: Tensors, forward: Action, backward: Action) -> list[Tensor]:
-    return list(_Conversion.apply(forward, backward, *xs))
+def _convert(name: str, comm: Communicator, xs: Tensors, cuts: tuple[int, ...]) -> list[Tensor]:
+    if not torch.is_grad_enabled():
+        return list(_MOVES[name][0](comm, xs, *cuts))
+    return list(_Convert.apply(name, comm, cuts, *xs))
 
 
-def _same(xs: Tensors) -> list[Tensor]:
+def _conversion(*, backward: str) -> Callable[[Move], Callable[..., list[Tensor]]]:
+    """Make a conversion of the function that says what it does forward."""
+
+    def make(forward: Move) -> Callable[..., list[Tensor]]:
+        name = forward.__name__
+        _MOVES[name] = forward, backward
+
+        def convert(comm: Communicator, xs: Tensors, *cuts: int) -> list[Tensor]:
+            return _convert(name, comm, xs, cuts)
+
+        convert.__name__, convert.__doc__ = name, forward.__doc__
+        ALL[name] = convert
+        return convert
+
+    return make
+
+
+def _same(comm: Communicator, xs: Tensors) -> list[Tensor]:
     return [x.view_as(x) for x in xs]
 
 
-def invariant_to_replicate(comm: Communicator, xs: Tensors) -> list[Tensor]:
-    """Forward nothing; backward, each rank's share of the gradient is summed. Megatron's f."""
-    return _convert(xs, _same, comm.all_reduce)
-
-
-def replicate_to_invariant(comm: Communicator, xs: Tensors) -> list[Tensor]:
-    """Forward nothing; backward, the one gradient is divided into equal shares."""
-    return _convert(xs, _same, lambda gs: [g / comm.size for g in gs])
-
-
-def invariant_to_shard(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
-    """Forward each rank takes its slice; backward the slices' gradients are gathered."""
-    return _convert(xs, _slice(comm, dim, blocks), lambda gs: comm.all_gather(gs, dim, blocks))
-
-
-def replicate_to_shard(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
-    """Forward each rank takes its slice; backward it is padded with zeros: a share."""
-    return _convert(
-        xs,
-        _slice(comm, dim, blocks),
-        lambda gs: [
-            pad(g, dim, blocks, r, comm.size) for g, r in zip(gs, comm.ranks, strict=True)
-        ],
-    )
-
-
-def shard_to_replicate(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
-    """Forward the slices are gathered; backward the shares are summed, each rank keeping its slice."""
-    return _convert(
-        xs,
-        lambda vs: comm.all_gather(vs, dim, blocks),
-        lambda gs: comm.reduce_scatter(gs, dim, blocks),
-    )
-
-
-def shard_to_invariant(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
-    """Forward the slices are gathered; backward each rank takes its slice."""
-    return _convert(xs, lambda vs: comm.all_gather(vs, dim, blocks), _slice(comm, dim, blocks))
-
-
-def shard_to_shard(
-    comm: Communicator, xs: Tensors, dim: int, blocks: int, to_dim: int, to_blocks: int
-) -> list[Tensor]:
-    """Forward and backward an all-to-all; where one dimension is cut in two ways, gather and slice."""
-    have, want = (dim, blocks), (to_dim, to_blocks)
-    return _convert(xs, _exchange(comm, have, want), _exchange(comm, want, have))
-
-
-def partial_to_replicate(comm: Communicator, xs: Tensors) -> list[Tensor]:
-    """Forward the shares are summed; backward so are the shares of the gradient."""
-    return _convert(xs, comm.all_reduce, comm.all_reduce)
-
-
-def partial_to_invariant(comm: Communicator, xs: Tensors) -> list[Tensor]:
-    """Forward the shares are summed; backward nothing. Megatron's g."""
-    return _convert(xs, comm.all_reduce, _same)
-
-
-def partial_to_shard(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
-    """Forward the shares are summed, each rank keeping its slice; backward the slices are gathered."""
-    return _convert(
-        xs,
-        lambda vs: comm.reduce_scatter(vs, dim, blocks),
-        lambda gs: comm.all_gather(gs, dim, blocks),
-    )
-
-
-def _slice(comm: Communicator, dim: int, blocks: int) -> Action:
+def _slice(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
     """Each rank its slice, laid out anew: nothing may write through it to the whole."""
-    return lambda xs: [
+    return [
         take(x, dim, blocks, r, comm.size).clone(memory_format=torch.contiguous_format)
         for x, r in zip(xs, comm.ranks, strict=True)
     ]
 
 
-def _exchange(comm: Communicator, have: tuple[int, int], want: tuple[int, int]) -> Action:
-    if have[0] != want[0]:
-        return lambda xs: comm.all_to_all(xs, have, want)
-    return lambda xs: _slice(comm, *want)(comm.all_gather(xs, *have))
+@_conversion(backward="partial_to_invariant")
+def invariant_to_replicate(comm: Communicator, xs: Tensors) -> list[Tensor]:
+    """Forward nothing; backward, each rank's share of the gradient is summed. Megatron's f."""
+    return _same(comm, xs)
 
 
-ALL: dict[str, Callable[..., list[Tensor]]] = {
-    f.__name__: f
-    for f in (
-        invariant_to_replicate,
-        replicate_to_invariant,
-        invariant_to_shard,
-        replicate_to_shard,
-        shard_to_replicate,
-        shard_to_invariant,
-        shard_to_shard,
-        partial_to_replicate,
-        partial_to_invariant,
-        partial_to_shard,
-    )
-}
+@_conversion(backward="invariant_to_partial")
+def replicate_to_invariant(comm: Communicator, xs: Tensors) -> list[Tensor]:
+    """Forward nothing; backward, the one gradient is divided into equal shares."""
+    return _same(comm, xs)
+
+
+@_conversion(backward="shard_to_invariant")
+def invariant_to_shard(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+    """Forward each rank takes its slice; backward the slices' gradients are gathered."""
+    return _slice(comm, xs, dim, blocks)
+
+
+@_conversion(backward="shard_to_partial")
+def replicate_to_shard(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+    """Forward each rank takes its slice; backward it is padded with zeros: a share."""
+    return _slice(comm, xs, dim, blocks)
+
+
+@_conversion(backward="partial_to_shard")
+def shard_to_replicate(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+    """Forward the slices are gathered; backward the shares are summed, each rank keeping its slice."""
+    return comm.all_gather(xs, dim, blocks)
+
+
+@_conversion(backward="invariant_to_shard")
+def shard_to_invariant(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+    """Forward the slices are gathered; backward each rank takes its slice."""
+    return comm.all_gather(xs, dim, blocks)
+
+
+@_conversion(backward="shard_to_shard")
+def shard_to_shard(
+    comm: Communicator, xs: Tensors, dim: int, blocks: int, to_dim: int, to_blocks: int
+) -> list[Tensor]:
+    """Forward and backward an all-to-all; where one dimension is cut in two ways, gather and slice."""
+    if dim != to_dim:
+        return comm.all_to_all(xs, (dim, blocks), (to_dim, to_blocks))
+    return _slice(comm, comm.all_gather(xs, dim, blocks), to_dim, to_blocks)
+
+
+@_conversion(backward="partial_to_replicate")
+def partial_to_replicate(comm: Communicator, xs: Tensors) -> list[Tensor]:
+    """Forward the shares are summed; backward so are the shares of the gradient."""
+    return comm.all_reduce(xs)
+
+
+@_conversion(backward="invariant_to_replicate")
+def partial_to_invariant(comm: Communicator, xs: Tensors) -> list[Tensor]:
+    """Forward the shares are summed; backward nothing. Megatron's g."""
+    return comm.all_reduce(xs)
+
+
+@_conversion(backward="shard_to_replicate")
+def partial_to_shard(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+    """Forward the shares are summed, each rank keeping its slice; backward the slices are gathered."""
+    return comm.reduce_scatter(xs, dim, blocks)
+
+
+# --- met in backward alone ----------------------------------------------------------------------
+
+
+def _divide(comm: Communicator, xs: Tensors) -> list[Tensor]:
+    return [x / comm.size for x in xs]
+
+
+def _pad(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+    return [pad(x, dim, blocks, r, comm.size) for x, r in zip(xs, comm.ranks, strict=True)]
+
+
+_MOVES["invariant_to_partial"] = _divide, "replicate_to_invariant"
+_MOVES["shard_to_partial"] = _pad, "replicate_to_shard"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoshard.runtime import collectives, conversions, lowerings
+from autoshard.runtime import conversions, lowerings
 from autoshard.runtime.communicator import Distributed
 
 NAMESPACE = "autoshard"
@@ -77,4 +77,4 @@ def is_ours(target: object) -> bool:
     return getattr(target, "namespace", "") == NAMESPACE
 
 
-__all__ = ["IMPLEMENTATIONS", "collectives", "is_ours", "operator"]
+__all__ = ["IMPLEMENTATIONS", "is_ours", "operator"]

@@ -1,0 +1,267 @@
+"""Each of the ten conversions against its definition, forward and backward, in every state.
+
+The reference is the whole tensor. `pieces` gives what the ranks hold of it in a state; `merged` puts a
+value together again, which is possible in one way only: copies must agree, shares are summed, slices are
+joined. A conversion is right where merging gives the whole tensor back before and after it, and where the
+same holds for its gradient in the state that the algebra says a gradient has.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from autoshard import placement
+from autoshard.placement import COLLECTIVES, CONVERSIONS, I, Invariant, P, Partial, Placement, R, Replicate, Shard
+from autoshard.runtime.communicator import Distributed, Simulator
+from autoshard.runtime.conversions import ALL
+from autoshard.runtime.operators import operator
+from processes import run_ranks
+
+SIZES, BLOCKS = (2, 3, 4), (1, 2, 3)
+CUTS = [Shard(dim, blocks) for dim in range(3) for blocks in BLOCKS]
+GRADIENT = {Invariant: Invariant, Replicate: Partial, Partial: Replicate, Shard: Shard}
+
+
+def shape_for(size: int) -> tuple[int, ...]:
+    """Every dimension can be cut over `size` ranks in 1, 2 or 3 blocks."""
+    return (6 * size, 12 * size, 6 * size)
+
+
+def moves() -> list[tuple[Placement, Placement]]:
+    """Every pair of different states that a conversion joins."""
+    states = [I, R, P, *CUTS]
+    return [(a, b) for a, b in itertools.product(states, states) if a != b and (type(a), type(b)) in CONVERSIONS]
+
+
+def gradient_of(state: Placement) -> Placement:
+    """The state of the gradient of a tensor in `state`, as the algebra's first table has it."""
+    return state if isinstance(state, Shard) else GRADIENT[type(state)]()
+
+
+def slice_of(whole: Tensor, cut: Shard, rank: int, size: int) -> Tensor:
+    """Rank's slice by its definition: the dimension is equal blocks, each is cut over the ranks."""
+    length = whole.shape[cut.dim] // cut.blocks
+    part = length // size
+    index = [block * length + rank * part + i for block in range(cut.blocks) for i in range(part)]
+    return whole.index_select(cut.dim, torch.tensor(index))
+
+
+def pieces(whole: Tensor, state: Placement, size: int, generator: torch.Generator) -> list[Tensor]:
+    """What each rank holds of `whole` in `state`."""
+    if isinstance(state, Shard):
+        return [slice_of(whole, state, rank, size) for rank in range(size)]
+    if isinstance(state, Partial):
+        shares = [torch.randn(whole.shape, generator=generator, dtype=whole.dtype) for _ in range(size - 1)]
+        return [*shares, whole - sum(shares)]
+    return [whole.clone() for _ in range(size)]
+
+
+def merged(parts: list[Tensor], state: Placement, shape: tuple[int, ...]) -> Tensor:
+    """The whole tensor of which the ranks hold `parts` in `state`."""
+    if isinstance(state, Partial):
+        return torch.stack(parts).sum(0)
+    if not isinstance(state, Shard):
+        for part in parts[1:]:
+            torch.testing.assert_close(part, parts[0], msg="the ranks' copies differ")
+        return parts[0]
+    whole = torch.full(shape, float("nan"), dtype=parts[0].dtype)
+    positions = torch.arange(whole.numel()).view(shape)
+    for rank, part in enumerate(parts):
+        where = slice_of(positions, state, rank, len(parts))
+        whole.view(-1)[where.reshape(-1)] = part.reshape(-1)
+    return whole
+
+
+def name_and_cuts(have: Placement, want: Placement) -> tuple[str, tuple[int, ...]]:
+    cuts = tuple(c for p in (have, want) if isinstance(p, Shard) for c in (p.dim, p.blocks))
+    return CONVERSIONS[type(have), type(want)].name, cuts
+
+
+def check(convert: Callable[..., list[Tensor]], have: Placement, want: Placement, size: int) -> None:
+    """Forward and backward of one conversion, all ranks of it in this process."""
+    generator = torch.Generator().manual_seed(0)
+    whole, upstream = (torch.randn(shape_for(size), generator=generator, dtype=torch.float64) for _ in range(2))
+    xs = [x.requires_grad_() for x in pieces(whole, have, size, generator)]
+    ys = convert(xs)
+    torch.testing.assert_close(merged([y.detach() for y in ys], want, shape_for(size)), whole)
+    gradients = pieces(upstream, gradient_of(want), size, generator)
+    torch.autograd.backward(ys, gradients)
+    torch.testing.assert_close(merged([x.grad for x in xs], gradient_of(have), shape_for(size)), upstream)
+    for part, expected in zip([x.grad for x in xs], xs, strict=True):
+        assert part.shape == expected.shape
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("have", "want"), moves(), ids=lambda p: str(p))
+def test_conversion_on_the_simulator(have: Placement, want: Placement, size: int) -> None:
+    name, cuts = name_and_cuts(have, want)
+    comm = Simulator(size)
+    check(lambda xs: ALL[name](comm, xs, *cuts), have, want, size)
+
+
+def test_the_table_is_the_code() -> None:
+    assert {c.name for c in CONVERSIONS.values()} == set(ALL)
+    assert len(ALL) == 10
+
+
+SAMPLE = [*moves()]
+
+
+@given(st.sampled_from(SAMPLE), st.sampled_from(SIZES), st.data())
+def test_a_way_there_and_back_changes_nothing(
+    move: tuple[Placement, Placement], size: int, data: st.DataObject
+) -> None:
+    """Any path through the table carries one and the same tensor, and one and the same gradient."""
+    comm, generator = Simulator(size), torch.Generator().manual_seed(1)
+    whole, upstream = (torch.randn(shape_for(size), generator=generator, dtype=torch.float64) for _ in range(2))
+    path = list(move)
+    for _ in range(data.draw(st.integers(0, 4))):
+        path.append(data.draw(st.sampled_from([b for a, b in SAMPLE if a == path[-1]])))
+    xs = [x.requires_grad_() for x in pieces(whole, path[0], size, generator)]
+    values = xs
+    for have, want in itertools.pairwise(path):
+        name, cuts = name_and_cuts(have, want)
+        values = ALL[name](comm, values, *cuts)
+    torch.testing.assert_close(merged([v.detach() for v in values], path[-1], shape_for(size)), whole)
+    torch.autograd.backward(values, pieces(upstream, gradient_of(path[-1]), size, generator))
+    torch.testing.assert_close(merged([x.grad for x in xs], gradient_of(path[0]), shape_for(size)), upstream)
+
+
+@pytest.mark.parametrize(("have", "want"), moves(), ids=lambda p: str(p))
+def test_gradients_of_gradients(have: Placement, want: Placement) -> None:
+    """Of y = convert(x) the loss ½ Σ |∂(Σ y³)/∂x|² has the gradient 18 y³ (of the whole tensor)."""
+    size, generator = 2, torch.Generator().manual_seed(2)
+    whole = torch.randn(shape_for(size), generator=generator, dtype=torch.float64)
+    name, cuts = name_and_cuts(have, want)
+    comm = Simulator(size)
+    xs = [x.requires_grad_() for x in pieces(whole, have, size, generator)]
+
+    def to(values: list[Tensor], a: Placement, b: Placement) -> list[Tensor]:
+        if a == b:
+            return values
+        move, cut = name_and_cuts(a, b)
+        return ALL[move](comm, values, *cut)
+
+    def cubed(values: list[Tensor], state: Placement) -> list[Tensor]:
+        """A function that is not linear: on whole values, or on slices."""
+        whole_values = to(values, state, I) if state == P else values
+        return [v**3 for v in whole_values]
+
+    ys = cubed(ALL[name](comm, xs, *cuts), want)
+    seeds = pieces(torch.ones(shape_for(size), dtype=torch.float64), gradient_of(I if want == P else want), size, generator)
+    first = torch.autograd.grad(ys, xs, seeds, create_graph=True)
+    torch.testing.assert_close(merged([g.detach() for g in first], gradient_of(have), shape_for(size)), 3 * whole**2)
+    state = gradient_of(have)
+    halves = [g**2 / 2 for g in (to(list(first), state, I) if state == P else first)]
+    end = I if state == P else state
+    seeds = pieces(torch.ones(shape_for(size), dtype=torch.float64), gradient_of(end), size, generator)
+    torch.autograd.backward(halves, seeds)
+    found = merged([x.grad for x in xs], gradient_of(have), shape_for(size))
+    torch.testing.assert_close(found, 18 * whole**3)
+
+
+@pytest.mark.parametrize(("have", "want"), moves()[::5], ids=lambda p: str(p))
+def test_a_result_may_be_written_to(have: Placement, want: Placement) -> None:
+    """What copies or communicates gives memory of its own; what does nothing gives the operand's."""
+    size, generator = 2, torch.Generator().manual_seed(0)
+    whole = torch.randn(shape_for(size), generator=generator)
+    xs = pieces(whole, have, size, generator)
+    before = [x.clone() for x in xs]
+    name, cuts = name_and_cuts(have, want)
+    with torch.no_grad():
+        ys = ALL[name](Simulator(size), xs, *cuts)
+        if CONVERSIONS[type(have), type(want)].forward:
+            for y in ys:
+                y.zero_()
+    for x, old in zip(xs, before, strict=True):
+        assert torch.equal(x, old)
+
+
+# --- on real processes --------------------------------------------------------------------------
+
+
+def each_move_on_this_rank() -> dict[str, Any]:
+    """Every conversion through its torch operator: forward, backward, fake and meta kernels."""
+    import torch.distributed as dist
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD.group_name
+    done = 0
+    for have, want in moves():
+        generator = torch.Generator().manual_seed(0)
+        whole, upstream = (torch.randn(shape_for(size), generator=generator, dtype=torch.float64) for _ in range(2))
+        name, cuts = name_and_cuts(have, want)
+        x = pieces(whole, have, size, generator)[rank].requires_grad_()
+        y = operator(name)(x, *cuts, group)
+        gradient = pieces(upstream, gradient_of(want), size, generator)[rank]
+        y.backward(gradient)
+        results = [None] * size
+        dist.all_gather_object(results, (y.detach(), x.grad))
+        torch.testing.assert_close(merged([r[0] for r in results], want, shape_for(size)), whole)
+        torch.testing.assert_close(merged([r[1] for r in results], gradient_of(have), shape_for(size)), upstream)
+        with FakeTensorMode() as mode:
+            fake = operator(name)(mode.from_tensor(x), *cuts, group)
+            assert (fake.shape, fake.dtype) == (y.shape, y.dtype)
+        meta = operator(name)(x.detach().to("meta").requires_grad_(), *cuts, group)
+        assert meta.shape == y.shape
+        meta.backward(torch.empty_like(meta))
+        done += 1
+    return {"done": done, "size": Distributed(group).size}
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("size", SIZES)
+def test_conversions_on_gloo(size: int) -> None:
+    for found in run_ranks(each_move_on_this_rank, size):
+        assert found == {"done": len(moves()), "size": size}
+
+
+OPCHECKED = [(I, R), (R, I), (P, I), (P, R), (P, Shard(1)), (Shard(0), I), (Shard(0), R)]
+OPCHECKED += [(I, Shard(2, 3)), (R, Shard(0)), (Shard(0), Shard(1, 2))]
+
+
+def checks_of_torch() -> None:
+    """torch's own checks of an operator: schema, fake kernel, autograd, and AOTAutograd.
+
+    torch's `wait_tensor` gives back its operand and says so neither in its schema nor in its fake kernel,
+    so the checks of these two are left out where a collective runs.
+    """
+    import torch.distributed as dist
+
+    checks = ("test_autograd_registration", "test_aot_dispatch_dynamic")
+    memory = ("test_schema", "test_faketensor")
+    group = dist.group.WORLD.group_name
+    for have, want in OPCHECKED:
+        name, cuts = name_and_cuts(have, want)
+        local = CONVERSIONS[type(have), type(want)].forward not in COLLECTIVES
+        x = torch.randn(shape_for(2), requires_grad=True)
+        torch.library.opcheck(
+            operator(name), (x, *cuts, group), test_utils=(*checks, *memory) if local else checks
+        )
+
+
+@pytest.mark.gloo
+@pytest.mark.slow
+def test_torch_checks_the_operators() -> None:
+    run_ranks(checks_of_torch, 2)
+
+
+def test_operators_are_torchs() -> None:
+    for name in ALL:
+        assert str(operator(name)) == f"autoshard.{name}.default"
+        assert getattr(torch.ops.autoshard, name).default is operator(name)
+
+
+def test_the_table_has_no_way_to_partial() -> None:
+    assert not any(want is Partial for _, want in CONVERSIONS)
+    with pytest.raises(KeyError):
+        placement.conversion(I, P)
