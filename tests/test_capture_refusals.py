@@ -48,9 +48,23 @@ class Reads(nn.Linear):
         return super().forward(x) * x.sum().item()
 
 
+class Autocast(nn.Linear):
+    enabled = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.enabled):
+            y = x @ self.weight.T
+        return y.to(x.dtype)
+
+
+class NoAutocast(Autocast):
+    enabled = False
+
+
 @pytest.mark.parametrize(
     ("kind", "what", "line"),
     [
+        (Autocast, "A part of the model runs under torch.autocast", "x @ self.weight.T"),
         (
             WithFunction,
             "the backward of Doubled, an autograd.Function, would be lost",
@@ -81,6 +95,10 @@ def test_a_function_without_a_gradient_is_captured():
     model = WithFunction(4, 4).requires_grad_(False)
     found = autoshard.verify(model, 2, (torch.randn(4, 4),), hardware="ideal")
     assert found.ok
+
+
+def test_autocast_that_is_switched_off_is_laid_open():
+    assert autoshard.verify(NoAutocast(4, 4), 2, (torch.randn(4, 4),), hardware="ideal").ok
 
 
 def test_functions_of_torch_are_back_as_they_were():

@@ -13,6 +13,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from autoshard.compat import functional_twin, in_place_arguments, is_view
+from autoshard.errors import CaptureError
+from autoshard.graph import Op
 
 aten = torch.ops.aten
 
@@ -131,18 +133,41 @@ _REWRITES: dict[Any, Callable[[Graph, Node], None]] = {
 
 
 def _inline_regions(module: GraphModule) -> None:
-    """Lay open the bodies of `torch.no_grad()` blocks: what enters one is detached."""
+    """Lay open the bodies of blocks under `torch.no_grad()`: what enters one is detached.
+
+    So are those under an autocast that is switched off.
+
+    Raises:
+        CaptureError: a block runs under an autocast that is switched on.
+    """
     graph = module.graph
     for node in list(graph.nodes):
-        if (
-            node.op == "call_function"
-            and getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled"
-        ):
-            _inline(module, graph, node)
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name == "wrap_with_set_grad_enabled":
+            enabled, body, *given = node.args
+            _inline(module, graph, node, body, given, detach=not enabled)
+        elif name == "wrap_with_autocast":
+            _, _, enabled, _, body, *given = node.args
+            if enabled:
+                raise _autocast(module, body)
+            _inline(module, graph, node, body, given, detach=False)
 
 
-def _inline(module: GraphModule, graph: Graph, node: Node) -> None:
-    enabled, body_attr, *given = node.args
+def _autocast(module: GraphModule, body: Any) -> CaptureError:
+    inner = module.get_submodule(str(body.target))
+    assert isinstance(inner, GraphModule)
+    traces = [node.meta.get("stack_trace") for node in inner.graph.nodes]
+    trace = next((trace for trace in traces if trace), "")
+    return CaptureError(
+        "A part of the model runs under torch.autocast, whose casts are not captured.",
+        Op("", "call", "", trace=trace).source,
+        "Cast where it is wanted, or convert the model: model.to(torch.bfloat16).",
+    )
+
+
+def _inline(
+    module: GraphModule, graph: Graph, node: Node, body_attr: Any, given: list[Any], *, detach: bool
+) -> None:
     assert isinstance(body_attr, Node)
     body = module.get_submodule(str(body_attr.target))
     assert isinstance(body, GraphModule)
@@ -154,7 +179,7 @@ def _inline(module: GraphModule, graph: Graph, node: Node) -> None:
         for inner in body.graph.nodes:
             if inner.op == "placeholder":
                 outer = next(slots)
-                values[inner] = _detached(graph, outer, entering) if not enabled else outer
+                values[inner] = _detached(graph, outer, entering) if detach else outer
             elif inner.op == "output":
                 _leave(graph, node, inner.args[0], values)
             else:
