@@ -33,6 +33,11 @@ def main(folder: Path) -> None:
     slower = autoshard.plan(model, world_size=8, args=args, kwargs=kwargs, hardware="l40s-pcie")
     print("\n".join(plan.diff(slower).splitlines()[:20]))
 
+    # Or twice as fast? The step's time is a formula, so no new plan is needed to ask.
+    moves = plan.sensitivity()
+    print(f"links twice as fast: {1e3 * moves.at(bandwidth=2):.0f} ms a step")
+    print(f"half the batch: {1e3 * moves.at(batch=0.5):.0f} ms a step")
+
     # Which numbers are there to work with?
     cost = plan.cost
     print(f"a step: {1e3 * cost.step_s:.0f} ms, of which {1e3 * cost.comm_s:.0f} ms communicate")
