@@ -27,7 +27,7 @@ from autoshard.planner import (
     surveyed,
 )
 from autoshard.rewrite import rewrite
-from autoshard.runtime.again import preparer
+from autoshard.runtime.again import Original
 from autoshard.runtime.backend import Backend, SimulatorBackend
 from autoshard.runtime.compare import as_trial, compare
 from autoshard.runtime.distributed import DistributedBackend, usable
@@ -170,9 +170,8 @@ def _shard(
     backend.agree(known)
     say("rewrite")
     program = rewrite(captured, decided, backend.device)
-    return ShardedModule(
-        known, backend, Prepared(captured, program), preparer(model, known, backend, options)
-    )
+    original = Original(model, known, backend, options)
+    return ShardedModule(known, backend, Prepared(captured, program), original)
 
 
 def verify(
@@ -218,7 +217,7 @@ def verify(
     captured = capture(trial.model, trial.args, trial.kwargs)
     decided, backend = follow_plan(captured.graph, known), SimulatorBackend()
     first = Prepared(captured, rewrite(captured, decided, backend.device))
-    again = preparer(trial.model, known, backend, chosen)
+    again = Original(trial.model, known, backend, chosen)
     return compare(trial, ShardedModule(known, backend, first, again), tolerance)
 
 

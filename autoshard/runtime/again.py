@@ -1,44 +1,121 @@
-"""Prepare a program for new input shapes or another mode, with the weights where they are."""
+"""Prepare a program for new input shapes, modes or dtypes, with the weights where they are."""
 
 from __future__ import annotations
 
 import copy
 import glob
+import logging
+import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autoshard.capture import capture
+from autoshard.compat import FakeTensorMode, tree_map
 from autoshard.cost.hardware import load_hardware
+from autoshard.errors import CaptureError, OptionsError
 from autoshard.placement import Shard
 from autoshard.plan_types import Plan
 from autoshard.planner import Options, decide
 from autoshard.rewrite import rewrite
 from autoshard.runtime.backend import Backend
-from autoshard.runtime.sharded_module import Prepare, Prepared
+from autoshard.runtime.sharded_module import Prepared
+
+log = logging.getLogger("autoshard")
 
 
-def preparer(model: nn.Module, plan: Plan, backend: Backend, options: Options | None) -> Prepare:
-    """A function that captures the model again and plans around the weights as `plan` stores them.
+class Original:
+    """What is kept of the caller's model: no tensor, and nothing through which it could be changed.
 
-    The model is kept as a skeleton on the meta device: neither its tensors nor the caller's changes
-    to it are.
+    Attributes:
+        modes: whether each submodule is in train mode, by name, in the model's order.
+        names: FQNs of parameters, then of buffers, in the model's order; all names of tied ones.
+        sources: the caller's parameters by FQN, as long as the caller keeps them.
     """
-    skeleton = _skeleton(model)
-    base = options or Options(plan.mesh, load_hardware("h100-sxm"), plan.mode, plan.search)
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, backend: Backend, options: Options | None
+    ) -> None:
+        self.modes = {name: module.training for name, module in model.named_modules()}
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        self.names = (*parameters, *(n for n, _ in model.named_buffers(remove_duplicate=False)))
+        self.sources = {name: weakref.ref(p) for name, p in parameters.items()}
+        self._backend = backend
+        self._options = _options(plan, options)
+        self._skeleton = _skeleton(model)
+
+    def prepare(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        modes: Mapping[str, bool],
+        stored: Mapping[str, Tensor],
+    ) -> Prepared:
+        """Capture the model again and plan around the weights as they are stored.
+
+        Args:
+            args, kwargs: what the module is called with.
+            modes: of each submodule.
+            stored: the sharded module's parameters and buffers, by every name: dtypes, devices and
+                `requires_grad` are taken from them.
+
+        Raises:
+            CaptureError: the model cannot be captured on these inputs, or could not be kept.
+            PlanError: the ranks decide differently.
+        """
+        log.info("New input shapes, modes or dtypes: the model is captured and planned again.")
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        model = self._model(fake, stored)
+        for name, module in model.named_modules():
+            module.training = modes[name]
+        given = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, (args, kwargs))
+        captured = capture(model, *given)
+        decided = decide(captured.graph, self._options)
+        self._backend.compare("programs for these inputs", f"{captured.graph.fingerprint} {decided.choice}")
+        return Prepared(captured, rewrite(captured, decided, self._backend.device))
+
+    def _model(self, fake: FakeTensorMode, stored: Mapping[str, Tensor]) -> nn.Module:
+        """The model with fake tensors: whole, on the device that the sharded ones are on."""
+        if isinstance(self._skeleton, Exception):
+            raise CaptureError(
+                f"The model cannot be captured again for new inputs: it cannot be copied ({self._skeleton}).",
+                fix="Call it with the shapes and in the mode it was sharded for.",
+            ) from self._skeleton
+        model = copy.deepcopy(self._skeleton)
+        made: dict[int, Tensor] = {}
+        for module_name, module in model.named_modules():
+            for table in (module._parameters, module._buffers):
+                for name, empty in table.items():
+                    if empty is None:
+                        continue
+                    if id(empty) not in made:
+                        like = stored[f"{module_name}.{name}".lstrip(".")]
+                        made[id(empty)] = _fake(fake, empty, like)
+                    table[name] = made[id(empty)]  # type: ignore[assignment]
+        return model
+
+
+def _fake(fake: FakeTensorMode, empty: Tensor, like: Tensor) -> Tensor:
+    with fake:
+        made = torch.empty_strided(empty.shape, empty.stride(), dtype=like.dtype, device=like.device)
+    if isinstance(empty, nn.Parameter):
+        return nn.Parameter(made, requires_grad=like.requires_grad)
+    return made
+
+
+def _options(plan: Plan, options: Options | None) -> Options:
+    """The options of the first plan, with its weights pinned."""
+    if options is None:
+        try:
+            hardware = load_hardware(plan.hardware)
+        except OptionsError:  # a profile that only the planning machine knows
+            hardware = load_hardware("h100-sxm")
+        options = Options(plan.mesh, hardware, plan.mode, plan.search)
     stored = tuple((glob.escape(fqn), _pin(w.placements[0])) for w in plan.weights for fqn in w.fqns)
-    wanted = replace(base, constraints=stored, memory_budget_bytes=None, uniform=plan.uniform)
-
-    def prepare(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Prepared:
-        again = copy.deepcopy(skeleton).train(training)
-        captured = capture(again, args, kwargs)
-        decided = decide(captured.graph, wanted)
-        device = backend.device or _device(model)
-        return Prepared(captured, rewrite(captured, decided, device))
-
-    return prepare
+    return replace(options, constraints=stored, memory_budget_bytes=None, uniform=plan.uniform)
 
 
 def _pin(placement: object) -> str:
@@ -47,12 +124,8 @@ def _pin(placement: object) -> str:
     return "replicated"
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-
-
-def _skeleton(model: nn.Module) -> nn.Module:
-    """A copy of the model whose tensors are on the meta device; ties are kept."""
+def _skeleton(model: nn.Module) -> nn.Module | Exception:
+    """A copy of the model whose tensors are on the meta device, with ties; or why there is none."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         if id(tensor) not in memo:
@@ -60,4 +133,7 @@ def _skeleton(model: nn.Module) -> nn.Module:
             if isinstance(tensor, nn.Parameter):
                 empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
             memo[id(tensor)] = empty
-    return copy.deepcopy(model, memo)
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:  # noqa: BLE001 - whatever a user's __deepcopy__ raises
+        return error

@@ -4,8 +4,8 @@ that `runtime.distributed` keeps for one rank of a process group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,14 @@ class Backend(Protocol):
 
     def agree(self, plan: Plan) -> None:
         """Check that every rank has the same plan, before any collective of it runs."""
+        ...
+
+    def compare(self, what: str, text: str) -> None:
+        """Check that every rank has the same `text`, which says how it decided `what`."""
+        ...
+
+    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """Check that every rank was given the same inputs."""
         ...
 
     def hold(self, leaf: Leaf, whole: Tensor) -> nn.Parameter | Tensor:
@@ -60,6 +68,12 @@ class SimulatorBackend:
 
     def agree(self, plan: Plan) -> None:
         """There is one process, and it does."""
+
+    def compare(self, what: str, text: str) -> None:
+        """There is one process."""
+
+    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """There is one process."""
 
     def hold(self, leaf: Leaf, whole: Tensor) -> nn.Parameter | Tensor:
         """A copy of the original."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.fx import Graph, GraphModule
 
 from autoshard import placement
-from autoshard.compat import local_tensor, strided_shard
-from autoshard.errors import MeshError, PlanError
+from autoshard.compat import local_tensor, sharded_like, spec_of, strided_shard
+from autoshard.errors import MeshError, PlanError, VerifyError
 from autoshard.mesh import Mesh
 from autoshard.plan_types import Plan
 from autoshard.rewrite import Leaf, Program
@@ -34,40 +34,85 @@ class DistributedBackend:
 
     def __init__(self, mesh: Mesh, asked: Any, device: torch.device) -> None:
         self._device_mesh = asked if isinstance(asked, DeviceMesh) else _device_mesh(mesh, device)
+        if self._device_mesh.get_coordinate() is None:
+            raise MeshError(
+                f"Rank {dist.get_rank()} is not in the mesh {self._device_mesh}.",
+                fix="Call autoshard on the ranks of the mesh alone.",
+            )
         self.device = _device(self._device_mesh.device_type)
         self._groups = {
-            axis.name: self._device_mesh.get_group(index).group_name
-            for index, axis in enumerate(mesh.axes)
+            axis.name: self._device_mesh.get_group(index) for index, axis in enumerate(mesh.axes)
         }
-        self._locals: dict[int, tuple[Tensor, Tensor]] = {}
+
+    # --- do the ranks agree? --------------------------------------------------------------------
 
     def agree(self, plan: Plan) -> None:
-        """Compare the plans' hashes, so that ranks that decided differently stop here, not in a hang.
+        """Compare the plans, so that ranks that decided differently stop here, not in a hang.
 
         Raises:
-            PlanError: another rank has another plan.
+            PlanError: another rank has another plan; it says what differs.
         """
-        mine = hashlib.sha256(plan.to_json().encode()).digest()[:8]
-        number = torch.tensor([int.from_bytes(mine, "big", signed=True)], device=self.device)
-        least, most = number.clone(), number.clone()
-        dist.all_reduce(least, dist.ReduceOp.MIN)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        if int(least) != int(most):
+        mine = plan.to_json()
+        for rank, other in self._different(mine):
+            first, second = (plan, Plan.from_json(other))
             raise PlanError(
-                "The ranks have different plans.",
-                f"rank {dist.get_rank()}: model {plan.model}, graph {plan.fingerprint}, hardware "
-                f"{plan.hardware}, search {plan.search}, inputs {', '.join(plan.inputs)}",
-                "Give every rank the same model, inputs and options, or plan once and load the plan.",
+                f"The ranks have different plans. From rank {dist.get_rank()} (-) to rank {rank} (+):\n"
+                f"{_clipped(first.diff(second))}",
+                fix="Give every rank the same model, inputs and options, or plan once and load the plan.",
             )
 
+    def compare(self, what: str, text: str) -> None:
+        """Compare a decision that is no plan.
+
+        Raises:
+            PlanError: another rank decided differently.
+        """
+        for rank, other in self._different(text):
+            raise PlanError(
+                f"The ranks have different {what}: rank {dist.get_rank()} has {_clipped(text)}, rank "
+                f"{rank} has {_clipped(other)}.",
+                fix="Give every rank the same inputs, in the same mode.",
+            )
+
+    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """Compare what the ranks were given.
+
+        Raises:
+            VerifyError: it differs; it names the input.
+        """
+        mine = {name: _fingerprint(value) for name, value in inputs.items()}
+        for rank, other in self._different(mine):
+            names = [name for name in {**mine, **other} if mine.get(name) != other.get(name)]
+            raise VerifyError(
+                f"The ranks were given different inputs: {', '.join(names)}.",
+                "; ".join(
+                    f"{name}: {mine.get(name, 'missing')} on rank {dist.get_rank()}, "
+                    f"{other.get(name, 'missing')} on rank {rank}"
+                    for name in names
+                ),
+                "Every rank must pass the same batch: seed the data loader alike, and use no "
+                "DistributedSampler over these ranks.",
+            )
+
+    def _different(self, mine: Any) -> list[tuple[int, Any]]:
+        """What other ranks have, where it is not what this one has; the ranks meet here."""
+        found = []
+        for group in self._groups.values():
+            everyone: list[Any] = [None] * group.size()
+            dist.all_gather_object(everyone, mine, group)
+            ranks = dist.get_process_group_ranks(group)
+            found += [(r, other) for r, other in zip(ranks, everyone, strict=True) if other != mine]
+        return found
+
+    # --- tensors --------------------------------------------------------------------------------
+
     def hold(self, leaf: Leaf, whole: Tensor) -> nn.Parameter | Tensor:
-        """This rank's part of an original parameter or buffer, as a `DTensor`."""
+        """This rank's part of an original parameter or buffer, as a `DTensor`.
+
+        One on the meta device stays there: `to_empty` and `load_state_dict` give it values.
+        """
         state = leaf.layout[0]
-        local = whole.detach()
-        if isinstance(state, placement.Shard):
-            rank, size = self._device_mesh.get_local_rank(0), self._device_mesh.size(0)
-            local = take(local, state.dim, state.blocks, rank, size)
-        local = local.to(self.device, copy=True, memory_format=torch.contiguous_format)
+        local = self._part(whole.detach(), _placement(state))
         if leaf.op.kind == "buffer" and not isinstance(state, placement.Shard):
             return local
         held = DTensor.from_local(
@@ -77,9 +122,33 @@ class DistributedBackend:
             return nn.Parameter(held, requires_grad=whole.requires_grad)
         return held
 
+    def _part(self, whole: Tensor, where: Any) -> Tensor:
+        """This rank's part of a whole tensor, in memory of its own."""
+        if isinstance(where, Shard):
+            rank, size = self._device_mesh.get_local_rank(0), self._device_mesh.size(0)
+            whole = take(whole, where.dim, getattr(where, "split_factor", 1), rank, size)
+        device = whole.device if whole.is_meta else self.device
+        return whole.to(device, copy=True, memory_format=torch.contiguous_format)
+
     def to_device(self, x: Tensor) -> Tensor:
         """A constant, on this rank's device."""
         return x.to(self.device)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """A held tensor, gathered on every rank."""
+        return x.full_tensor() if isinstance(x, DTensor) else x
+
+    def fit(self, given: Tensor, held: Tensor) -> Tensor:
+        """A loaded tensor, sharded as `held` is; whole ones are cut on each rank, without talking."""
+        if not isinstance(held, DTensor):
+            return given.full_tensor() if isinstance(given, DTensor) else given
+        if isinstance(given, DTensor):
+            if given.placements == held.placements:
+                return given
+            given = given.full_tensor()
+        return sharded_like(spec_of(held), self._part(given.detach(), held.placements[0]))
+
+    # --- running --------------------------------------------------------------------------------
 
     def compile(self, program: Program) -> GraphModule:
         """The program with mesh axes bound to process groups."""
@@ -87,67 +156,61 @@ class DistributedBackend:
         for node in program.graph.nodes:
             copy = bound.node_copy(node, lambda n: env[n])
             if is_ours(node.target):
-                copy.args = (*copy.args[:-1], self._groups[str(node.args[-1])])
+                copy.args = (*copy.args[:-1], self._groups[str(node.args[-1])].group_name)
             env[node] = copy
         return graph_module(bound)
 
     def run(self, program: Program, tensors: Sequence[Tensor], module: GraphModule) -> list[Tensor]:
         """This rank's program, on local tensors."""
-        local = [self._local(x) if isinstance(x, DTensor) else x for x in tensors]
-        return list(module(*local))
+        return list(module(*[_local(x) if isinstance(x, DTensor) else x for x in tensors]))
 
-    def _local(self, x: DTensor) -> Tensor:
-        """The local tensor of a DTensor, as a leaf whose gradients are handed to the DTensor.
 
-        `DTensor.to_local` is itself differentiable, at a price: about 85 µs a parameter and step.
-        """
+def _local(x: DTensor) -> Tensor:
+    """The local tensor of a DTensor, differentiably."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return _ToLocal.apply(x)  # type: ignore[return-value]
+    return local_tensor(x)
+
+
+class _ToLocal(torch.autograd.Function):
+    """A DTensor → its local tensor; the local gradient → a DTensor of the same placements.
+
+    `DTensor.to_local` does the same and supports more, at four times the price a parameter and step.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor) -> Tensor:
+        ctx.spec = spec_of(x)
         inner = local_tensor(x)
-        known = self._locals.get(id(x))
-        if known is not None and known[0] is inner and known[1].requires_grad == x.requires_grad:
-            return known[1]
-        leaf = inner.detach().requires_grad_(x.requires_grad)
-        if x.requires_grad:
-            leaf.register_post_accumulate_grad_hook(_Handover(x))
-        self._locals[id(x)] = inner, leaf
-        return leaf
+        return inner.view_as(inner)
 
-    def whole(self, x: Tensor) -> Tensor:
-        """A held tensor, gathered on every rank."""
-        return x.full_tensor() if isinstance(x, DTensor) else x
-
-    def fit(self, given: Tensor, held: Tensor) -> Tensor:
-        """A loaded tensor, sharded as `held` is."""
-        if not isinstance(held, DTensor):
-            return given.full_tensor() if isinstance(given, DTensor) else given
-        if isinstance(given, DTensor):
-            if given.placements == held.placements:
-                return given
-            given = given.full_tensor()
-        return distribute_tensor(given.to(self.device), held.device_mesh, held.placements)
-
-
-class _Handover:
-    """Hands a gradient that arrived at a local leaf to its DTensor, adding to what is there."""
-
-    def __init__(self, parameter: DTensor) -> None:
-        self._parameter = parameter
-
-    def __call__(self, leaf: Tensor) -> None:
-        parameter, gradient = self._parameter, leaf.grad
-        leaf.grad = None
-        if gradient is None:
-            return
-        if parameter.grad is None:
-            parameter.grad = DTensor.from_local(
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # a gradient that is differentiated again
+            return DTensor.from_local(
                 gradient,
-                parameter.device_mesh,
-                parameter.placements,
+                ctx.spec.mesh,
+                ctx.spec.placements,
                 run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
+                shape=ctx.spec.shape,
+                stride=ctx.spec.stride,
             )
-        else:
-            local_tensor(parameter.grad).add_(gradient)  # type: ignore[arg-type]
+        return sharded_like(ctx.spec, gradient.contiguous())
+
+
+def _fingerprint(value: Any) -> str:
+    """What a value is, in a line: of a tensor its shape, dtype and a hash of its bytes."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    data = value.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
+    digest = hashlib.blake2b(data.numpy(), digest_size=6).hexdigest()
+    return f"{str(value.dtype)[6:]}{list(value.shape)} #{digest}"
+
+
+def _clipped(text: str, lines: int = 20) -> str:
+    """The first lines of a text."""
+    kept = text.splitlines()[:lines]
+    return "\n".join(line[:200] for line in kept) + ("\n  …" if len(text.splitlines()) > lines else "")
 
 
 def _placement(state: placement.Placement) -> Any:
@@ -172,9 +235,17 @@ def _device(kind: str) -> torch.device:
 
 
 def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
+    """A mesh over the world, of devices that its backend serves: the model's kind, or the accelerator's."""
     kind = device.type
-    if kind == "meta":
-        kind = "cuda" if torch.cuda.is_available() and dist.get_backend() != "gloo" else "cpu"
+    if kind not in ("cpu", "meta"):
+        return _made(kind, mesh)
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and "gloo" not in str(dist.get_backend()):
+        return _made(accelerator.type, mesh)
+    return _made("cpu", mesh)
+
+
+def _made(kind: str, mesh: Mesh) -> DeviceMesh:
     try:
         names = tuple(axis.name for axis in mesh.axes)
         return init_device_mesh(kind, mesh.sizes, mesh_dim_names=names)

@@ -29,7 +29,10 @@ def first_divergence(sharded: ShardedModule, trial: Trial, tolerance: float) -> 
     captured, program = prepared.captured, prepared.program
     flat = tree_flatten((trial.args, trial.kwargs))[0]
     named = dict(zip([name for name, _ in captured.inputs], flat, strict=True))
-    whole = {**captured.tensors, **{n: v for n, v in named.items() if isinstance(v, Tensor)}}
+    own = {n: t for source in (trial.model.named_parameters, trial.model.named_buffers)
+           for n, t in source(remove_duplicate=False)}  # fmt: skip
+    stored = {op.name: own[op.fqns[0]] for op in captured.graph.ops if op.kind in ("parameter", "buffer")}
+    whole = {**captured.tensors, **stored, **{n: v for n, v in named.items() if isinstance(v, Tensor)}}
     with torch.no_grad():
         torch.manual_seed(0)
         expected = _values(captured.fx_graph, whole)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from autoshard.capture import Captured
-from autoshard.compat import tree_flatten, tree_unflatten
-from autoshard.errors import CaptureError
-from autoshard.graph import Op, Ref
+from autoshard.compat import tree_flatten, tree_flatten_with_names, tree_unflatten
+from autoshard.errors import CaptureError, OptionsError
+from autoshard.graph import Ref
 from autoshard.plan_types import Plan
 from autoshard.rewrite import Leaf, Program
 from autoshard.runtime.backend import Backend
+from autoshard.runtime.rebind import rebind
+
+if TYPE_CHECKING:
+    from autoshard.runtime.again import Original
 
 Signature = tuple[Any, ...]
+CHECKS = ("first", "always", "never")
 
 
 @dataclass(frozen=True)
@@ -28,65 +35,85 @@ class Prepared:
     program: Program
 
 
-Prepare = Callable[[tuple[Any, ...], dict[str, Any], bool], Prepared]
-
-
 class ShardedModule(nn.Module):
     """A model that runs sharded by a plan: what `autoshard.autoshard` returns.
 
     It is called as the original model is and returns what it returns. `named_parameters()` and
-    `state_dict()` have the original's FQNs. Under `torch.distributed` parameters are `DTensor`s on the
-    mesh; in the simulator they are full tensors, which every simulated rank takes its slice of.
+    `state_dict()` have the original's FQNs, in its order. Under `torch.distributed` parameters are
+    `DTensor`s on the mesh; in the simulator they are full tensors, which every simulated rank takes its
+    slice of. Build the optimizer from `parameters()` of this module; one that was built before can be
+    moved over by `rebind`.
+
+    For new input shapes, another mode or dtype, and frozen or unfrozen parameters, the model is captured
+    and planned again at the next call, with the weights where they are.
 
     Attributes:
         plan: the plan that it runs by.
         graph_module: what one rank runs, as a readable `torch.fx.GraphModule`.
         first: what was captured and rewritten first.
+        check_inputs: when the ranks compare their inputs, which must be the same on all: at the "first"
+            call with new shapes, "always" or "never".
     """
 
-    def __init__(self, plan: Plan, backend: Backend, first: Prepared, prepare: Prepare) -> None:
+    def __init__(self, plan: Plan, backend: Backend, first: Prepared, original: Original) -> None:
         super().__init__()
         self.plan = plan
+        self.check_inputs = "first"
         self._backend = backend
-        self._prepare = prepare
-        self._prepared = {_signature(first.captured.training, *_example(first.captured)): first}
-        self._graph_modules: dict[int, GraphModule] = {}
-        self.first = first
+        self._original = original
+        self._modules_by_name = self._containers()
         self._adopt(first)
-        self.train(first.captured.training)
+        kept = {name: t for name, t in first.captured.tensors.items() if _is_constant(first, name)}
+        self.first = Prepared(replace(first.captured, tensors=kept), first.program)
+        self._prepared = {self._signature(*_example(first.captured)): self.first}
+        self._checked: set[Signature] = set()
+        self._graph_modules: dict[int, GraphModule] = {}
+
+    def _containers(self) -> dict[str, nn.Module]:
+        """The original's tree of submodules, empty, in its order and with its modes."""
+        found: dict[str, nn.Module] = {"": self}
+        self.training = self._original.modes[""]
+        for path, training in self._original.modes.items():
+            if path:
+                parent, _, name = path.rpartition(".")
+                found[path] = nn.Module()
+                found[path].training = training
+                found[parent].add_module(name, found[path])
+        return found
 
     def _adopt(self, first: Prepared) -> None:
         """Make parameters and buffers of the original's, under all of their names."""
-        for leaf in first.program.leaves:
-            if leaf.op.kind not in ("parameter", "buffer"):
+        leaves = {fqn: leaf for leaf in first.program.leaves for fqn in leaf.op.fqns}
+        held: dict[str, Tensor] = {}
+        for fqn in self._original.names:
+            if fqn not in leaves:
                 continue
-            held = self._backend.hold(leaf, first.captured.tensors[leaf.op.name])
-            persistent = leaf.op.fqns[0] not in first.captured.transient
-            for fqn in leaf.op.fqns:
-                parent, name = self._home(fqn)
-                if isinstance(held, nn.Parameter):
-                    parent.register_parameter(name, held)
-                else:
-                    parent.register_buffer(name, held, persistent=persistent)
+            op = leaves[fqn].op
+            if op.name not in held:
+                held[op.name] = self._backend.hold(leaves[fqn], first.captured.tensors[op.name])
+            path, _, name = fqn.rpartition(".")
+            home, tensor = self._modules_by_name[path], held[op.name]
+            if isinstance(tensor, nn.Parameter):
+                home.register_parameter(name, tensor)
+            else:
+                home.register_buffer(name, tensor, persistent=fqn not in first.captured.transient)
 
-    def _home(self, fqn: str) -> tuple[nn.Module, str]:
-        """The container of a name, made where it is missing, and the name's last part."""
-        *path, name = fqn.split(".")
-        home: nn.Module = self
-        for part in path:
-            if part not in home._modules:
-                home.add_module(part, nn.Module())
-            home = home.get_submodule(part)
-        return home, name
+    # --- running --------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run as the original model does, on this process's rank or on all simulated ones.
 
         Raises:
             CaptureError: for new input shapes or another mode, the model cannot be captured.
+            VerifyError: the ranks were given different inputs.
         """
         flat, spec = tree_flatten((args, kwargs))
-        prepared = self._ready(args, kwargs, flat, spec)
+        signature = self._signature(flat, spec)
+        if self.check_inputs == "always" or signature not in self._checked:
+            self._check(signature, args, kwargs)
+        prepared = self._prepared.get(signature)
+        if prepared is None:
+            prepared = self._prepare(signature, args, kwargs, spec)
         captured, program = prepared.captured, prepared.program
         inputs = {
             name: value
@@ -98,33 +125,59 @@ class ShardedModule(nn.Module):
         leaves = [next(made) if isinstance(item, Ref) else item for item in captured.outputs]
         return tree_unflatten(leaves, captured.out_spec)
 
-    def _ready(self, args: tuple, kwargs: dict[str, Any], flat: list[Any], spec: Any) -> Prepared:
-        """The program for this mode and these inputs, captured where it is new."""
-        signature = _signature(self.training, flat, spec)
-        if signature not in self._prepared:
-            made = self._prepare(args, kwargs, self.training)
-            if made.captured.in_spec != spec:
-                raise CaptureError("The inputs do not have the form the model was captured with.")
-            self._prepared[signature] = made
-        return self._prepared[signature]
+    def _signature(self, flat: list[Any], spec: Any) -> Signature:
+        """What a program depends on: modes, the stored tensors' kinds, and the inputs' kinds or values."""
+        modes = tuple([module.training for module in self._modules_by_name.values()])
+        stored = tuple([(t.dtype, t.device.type, t.requires_grad) for t in self._stored_tensors()])
+        return modes, stored, str(spec), tuple([_item(value) for value in flat])
+
+    def _stored_tensors(self) -> list[Tensor]:
+        return [
+            tensor
+            for module in self._modules_by_name.values()
+            for table in (module._parameters, module._buffers)
+            for tensor in table.values()
+            if tensor is not None
+        ]
+
+    def _check(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have the ranks compare their inputs."""
+        if self.check_inputs not in CHECKS:
+            raise OptionsError(
+                f"check_inputs is {self.check_inputs!r}.", fix=f"Use {', '.join(map(repr, CHECKS))}."
+            )
+        if self.check_inputs != "never":
+            self._backend.check_inputs(tree_flatten_with_names(args, kwargs))
+        self._checked.add(signature)
+
+    def _prepare(
+        self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Any
+    ) -> Prepared:
+        """The program for inputs, modes or dtypes that are new."""
+        modes = {name: module.training for name, module in self._modules_by_name.items()}
+        made = self._original.prepare(args, kwargs, modes, self._stored())
+        if made.captured.in_spec != spec:
+            raise CaptureError("The inputs do not have the form the model was captured with.")
+        self._prepared[signature] = made
+        return made
+
+    def _stored(self) -> dict[str, Tensor]:
+        """Parameters and buffers by every name."""
+        return {
+            **dict(self.named_parameters(remove_duplicate=False)),
+            **dict(self.named_buffers(remove_duplicate=False)),
+        }
 
     def _tensor(self, leaf: Leaf, captured: Captured, inputs: Mapping[str, Tensor]) -> Tensor:
-        if leaf.op.kind == "input":
-            return inputs[leaf.op.name]
-        if leaf.op.kind == "constant":
-            return self._backend.to_device(captured.tensors[leaf.op.name])
-        return self._stored(leaf.op)
-
-    def _stored(self, op: Op) -> Tensor:
-        home: nn.Module = self
-        *path, name = op.fqns[0].split(".")
-        for part in path:
-            home = home._modules[part]  # type: ignore[assignment]
+        op = leaf.op
+        if op.kind == "input":
+            return inputs[op.name]
+        if op.kind == "constant":
+            return self._backend.to_device(captured.tensors[op.name])
+        path, _, name = op.fqns[0].rpartition(".")
+        home = self._modules_by_name[path]
         found = home._parameters.get(name)
-        if found is None:
-            found = home._buffers[name]
-        assert found is not None
-        return found
+        return found if found is not None else home._buffers[name]  # type: ignore[return-value]
 
     def _graph_module(self, program: Program) -> GraphModule:
         key = id(program)
@@ -141,20 +194,58 @@ class ShardedModule(nn.Module):
         """Print the plan: weights, collectives, time and memory, the solver's line."""
         self.plan.report()
 
+    # --- state ----------------------------------------------------------------------------------
+
     def full_state_dict(self) -> dict[str, Tensor]:
-        """The state dict with every tensor whole, on every rank."""
+        """The state dict with every tensor whole, on every rank; all ranks must call it."""
         return {name: self._backend.whole(value) for name, value in self.state_dict().items()}
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False  # noqa: FBT001, FBT002
     ) -> Any:
         """Load a whole or a sharded state dict: whole tensors are split as the plan says."""
         mine = self.state_dict()
         fitted = {
-            name: self._backend.fit(value, mine[name]) if name in mine else value
+            name: self._backend.fit(value, mine[name])
+            if name in mine and mine[name].shape == getattr(value, "shape", None)
+            else value
             for name, value in state_dict.items()
         }
         return super().load_state_dict(fitted, strict=strict, assign=assign)
+
+    def rebind(self, optimizer: torch.optim.Optimizer) -> None:
+        """Move an optimizer that was built on the original model's parameters over to this module's.
+
+        Left as it is, it would go on updating the original, and nothing here would train. Its state
+        (momentum, moments) is split as the parameters are.
+
+        Raises:
+            OptionsError: it holds a parameter that the original model did not have.
+        """
+        stored = self._stored()
+        pairs = [(ref(), stored[name]) for name, ref in self._original.sources.items()]
+        rebind(optimizer, {id(old): new for old, new in pairs if old is not None}, self._backend)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
+        """A copy with parameters and buffers of its own; the plan, programs and process group are shared."""
+        for shared in (self.plan, self._backend, self._original, self.first, *self._prepared.values()):
+            memo[id(shared)] = shared
+        memo |= {id(module): module for module in self._graph_modules.values()}
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise OptionsError(
+            "A ShardedModule cannot be pickled: it is bound to this process and its process group.",
+            fix="Save full_state_dict() or state_dict(), and the plan by plan.save(path).",
+        )
+
+
+def _is_constant(first: Prepared, name: str) -> bool:
+    """Whether a tensor is neither a parameter nor a buffer: those are the module's own from now on."""
+    return any(leaf.op.name == name and leaf.op.kind == "constant" for leaf in first.program.leaves)
 
 
 def _example(captured: Captured) -> tuple[list[Any], Any]:
@@ -162,12 +253,6 @@ def _example(captured: Captured) -> tuple[list[Any], Any]:
     metas = {op.name: op.results[0] for op in captured.graph.ops if op.kind == "input" and op.results}
     flat = [metas.get(name, value) for name, value in captured.inputs]
     return flat, captured.in_spec
-
-
-def _signature(training: bool, flat: list[Any], spec: Any) -> Signature:
-    """What a program depends on: the mode, the structure, shapes and dtypes, and plain values."""
-    items = tuple([_item(value) for value in flat])
-    return training, str(spec), items
 
 
 def _item(value: Any) -> Any:
