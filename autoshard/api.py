@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,8 @@ def _planned(captured: Captured, options: Options, say: Progress) -> tuple[Decid
     survey = surveyed(captured.graph, options)
     decided = decide(captured.graph, options, survey)
     say("compare with known plans")
-    return decided, record(survey, decided, options, baselines(survey, options))
+    found = record(survey, decided, options, baselines(survey, options))
+    return decided, replace(found, notes=(*captured.notes, *found.notes))
 
 
 def autoshard(

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-import logging
 import copy
+import logging
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -39,47 +41,97 @@ TORCH_INTERNALS = (
 )
 
 __all__ = [
+    "ASSERTIONS",
+    "GRAD",
+    "TO_COPY",
     "FakeTensor",
     "FakeTensorMode",
     "TreeSpec",
+    "aliased_arguments",
     "functional_collectives",
     "functional_twin",
+    "functions_applied_by",
+    "has_backward_hooks",
     "in_place_arguments",
-    "is_view",
     "local_tensor",
+    "marked_grad_mode",
+    "no_inference_mode",
     "process_group",
     "quiet_export",
+    "schema_name",
     "serves_an_operator",
     "sharded_like",
     "spec_of",
+    "storage_key",
     "strided_shard",
+    "transformers_export_patches",
     "tree_flatten",
     "tree_flatten_with_names",
     "tree_map",
     "tree_unflatten",
+    "version",
 ]
 
 
-def in_place_arguments(target: object) -> tuple[int, ...]:
-    """Positions of the arguments that an operator writes to, by its schema."""
-    schema = getattr(target, "_schema", None)
-    if schema is None:
-        return ()
+@cache
+def in_place_arguments(target: object) -> tuple[tuple[int, str], ...]:
+    """Position and name of each argument that an operator writes to, by its schema."""
     return tuple(
-        index
-        for index, argument in enumerate(schema.arguments)
+        (index, argument.name)
+        for index, argument in enumerate(_arguments(target))
         if argument.alias_info is not None and argument.alias_info.is_write
     )
 
 
-def is_view(target: object) -> bool:
-    """Whether an operator's result may share memory with its first argument."""
+@cache
+def aliased_arguments(target: object) -> tuple[tuple[int, str], ...]:
+    """Position and name of each argument that an operator's results may share memory with."""
+    return tuple(
+        (index, argument.name)
+        for index, argument in enumerate(_arguments(target))
+        if argument.alias_info is not None
+    )
+
+
+def _arguments(target: object) -> list[Any]:
     schema = getattr(target, "_schema", None)
-    if schema is None:
-        return False
-    aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
-    first = schema.arguments[0].alias_info if schema.arguments else None
-    return bool(aliased) and first is not None
+    return schema.arguments if schema is not None else []
+
+
+def version(x: torch.Tensor) -> int:
+    """How many times a tensor has been written to."""
+    return x._version
+
+
+def schema_name(target: Any) -> str:
+    """An operator's name, without its overload: `aten::add`."""
+    return target._schema.name
+
+
+def has_backward_hooks(module: torch.nn.Module) -> bool:
+    """Whether a module has hooks that run in backward."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+TO_COPY = torch.ops.aten._to_copy.default
+ASSERTIONS = (
+    torch.ops.aten._assert_tensor_metadata.default,
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten._assert_async.default,
+    torch.ops.aten._assert_async.msg,
+    torch.ops.aten.sym_constrain_range.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+)
+"""Checks of the shapes and values that were traced: they hold for whole tensors alone."""
+
+
+def storage_key(value: Any) -> tuple[int, ...]:
+    """What tells the memory of a traced tensor, or of each of several, from that of others."""
+    if isinstance(value, torch.Tensor):
+        return (value.untyped_storage()._cdata,) if value.layout is torch.strided else ()
+    if isinstance(value, (list, tuple)):
+        return tuple([key for item in value for key in storage_key(item)])
+    return ()
 
 
 def functional_twin(target: Any) -> Any | None:
@@ -114,7 +166,7 @@ def process_group(name: str) -> Any:
     """The process group that torch knows by `name`."""
     from torch._C._distributed_c10d import _resolve_process_group
 
-    return _resolve_process_group(name)
+    return _resolve_process_group(name)  # type: ignore[arg-type]
 
 
 def local_tensor(x: Any) -> torch.Tensor:
@@ -155,3 +207,105 @@ def quiet_export() -> Iterator[None]:
             yield
         finally:
             noisy.setLevel(level)
+
+
+@contextmanager
+def functions_applied_by(apply: Callable[..., Any]) -> Iterator[None]:
+    """Have every `Function.apply(…)` in the block call `apply(function, plain, args, kwargs)`.
+
+    `plain` is the Function's own apply. Names bound to `F.apply` before the block call `apply` too, so
+    it is the code of the one function behind them all that is exchanged.
+    """
+    shared = torch.autograd.Function.apply.__func__
+    code = shared.__code__
+
+    def plain(function: Any) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            now, shared.__code__ = shared.__code__, code
+            try:
+                return shared(function, *args, **kwargs)
+            finally:
+                shared.__code__ = now
+
+        return call
+
+    class Hook(torch.autograd.Function):
+        @classmethod
+        def apply(cls, *args: Any, **kwargs: Any) -> Any:
+            _ = __class__  # the code must close over as much
+            from autoshard.compat import hooked_apply
+
+            return hooked_apply(cls, args, kwargs)
+
+    global hooked_apply  # the exchanged code sees torch's globals, not the ones here
+    before = hooked_apply
+    hooked = Hook.apply.__func__.__code__
+    hooked_apply = lambda function, args, kwargs: apply(function, plain(function), args, kwargs)  # noqa: E731
+    shared.__code__ = hooked
+    try:
+        yield
+    finally:
+        shared.__code__ = code
+        hooked_apply = before
+
+
+hooked_apply: Callable[..., Any] = lambda *_: None  # noqa: E731
+
+
+GRAD = "autoshard_grad"
+
+
+@contextmanager
+def marked_grad_mode() -> Iterator[None]:
+    """Have each node that is traced in the block say in `meta[GRAD]` whether gradients were enabled.
+
+    `torch.export` (2.13) forgets a no_grad block inside of an autocast block.
+    """
+    create = torch.fx.Graph.create_node
+
+    def marked(self: torch.fx.Graph, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = create(self, *args, **kwargs)
+        node.meta[GRAD] = torch.is_grad_enabled()
+        return node
+
+    with mock.patch.object(torch.fx.Graph, "create_node", marked):
+        yield
+
+
+@contextmanager
+def no_inference_mode() -> Iterator[None]:
+    """Have `torch.inference_mode()` blocks be `torch.no_grad()` ones: `torch.export` sees those alone."""
+    guards: list[Any] = []
+
+    def enter(self: Any) -> None:
+        guards.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(not self.mode and guards[-1])
+
+    def leave(self: Any, *raised: object) -> None:
+        torch.set_grad_enabled(guards.pop())
+
+    with (
+        mock.patch.object(torch.inference_mode, "__enter__", enter),
+        mock.patch.object(torch.inference_mode, "__exit__", leave),
+    ):
+        yield
+
+
+def transformers_export_patches(model: Any) -> list[Any]:
+    """What transformers (5.24) changes in its models to export them; its cache classes are registered."""
+    try:
+        from transformers.exporters import exporter_dynamo, utils
+    except ImportError:
+        return []
+    if hasattr(model, "config"):
+        exporter_dynamo.register_cache_pytrees_for_model(model)
+    patches = []
+    for path, attribute, factory in utils._PATCHES.get("dynamo", ()):
+        module = path
+        while module and module not in sys.modules:
+            module = module.rpartition(".")[0]
+        if module.startswith("transformers.models."):
+            owner = utils.import_dotted_path(path, missing_ok=True)
+            if owner is not None:
+                patches.append(utils.patch_attribute(owner, attribute, factory))
+    return patches

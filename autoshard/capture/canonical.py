@@ -1,37 +1,54 @@
 """Bring an exported graph into the form that rules and rewriting expect.
 
-Checks of global shapes go, regions without gradients are laid open, biases are split from products,
-casts to the same dtype vanish, and in-place operators become functional where nothing else sees them.
+Checks of global shapes go, regions are laid open, in-place operators become functional where nothing
+else sees them, biases are split from products, and casts to the same dtype vanish.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from autoshard.compat import functional_twin, in_place_arguments, is_view
-from autoshard.errors import CaptureError
-from autoshard.graph import Op
+from autoshard.capture.memory import functionalize, updates_statistics, written
+from autoshard.capture.regions import inline_regions
+from autoshard.compat import ASSERTIONS
 
 aten = torch.ops.aten
 
 
-def canonicalize(module: GraphModule) -> None:
-    """Rewrite the module's graph in place; what it computes stays the same."""
+def canonicalize(module: GraphModule, trained: Collection[str]) -> None:
+    """Rewrite the module's graph in place; what it computes stays the same.
+
+    Args:
+        module: what was exported.
+        trained: names of the placeholders that take a gradient.
+    """
     graph = module.graph
-    _inline_regions(module)
-    for node in list(graph.nodes):
-        if node.op == "call_function":
-            _REWRITES.get(node.target, _keep)(graph, node)
+    inline_regions(module, trained)
     functionalize(graph)
-    graph.eliminate_dead_code()
+    for node in list(graph.nodes):
+        if node.op == "call_function" and (change := _REWRITES.get(node.target)):
+            change(graph, node)
+    _drop_unused(graph)
 
 
-def _keep(graph: Graph, node: Node) -> None:
-    """Most operators are in form."""
+def _drop_unused(graph: Graph) -> None:
+    """Erase calls whose results nobody takes, unless they write to memory or draw random numbers."""
+    for node in reversed(list(graph.nodes)):
+        if not node.users and node.op in ("call_function", "get_attr") and not _acts(node):
+            graph.erase_node(node)
+
+
+def _acts(node: Node) -> bool:
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    random = torch.Tag.nondeterministic_seeded in target.tags
+    return random or bool(written(node)) or updates_statistics(node)
 
 
 def _erase(graph: Graph, node: Node) -> None:
@@ -42,14 +59,12 @@ def _erase(graph: Graph, node: Node) -> None:
 def _drop_cast(graph: Graph, node: Node) -> None:
     """A cast that changes nothing is its operand."""
     source = node.args[0]
-    if (
-        isinstance(source, Node)
-        and _val(source).dtype == _val(node).dtype
-        and not node.kwargs.get("copy")
-    ):
-        if _val(source).device == _val(node).device and True not in node.args[2:]:
-            node.replace_all_uses_with(source)
-            graph.erase_node(node)
+    if not isinstance(source, Node) or node.kwargs.get("copy") or True in node.args[2:]:
+        return
+    before, after = _val(source), _val(node)
+    if before.dtype == after.dtype and before.device == after.device:
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
 
 
 def _val(node: Node) -> torch.Tensor:
@@ -91,6 +106,7 @@ def _split_conv(graph: Graph, node: Node) -> None:
     shape = [-1] + [1] * space
     with graph.inserting_before(node):
         seen = _derive(graph, node, aten.view.default, (bias, shape), _val(bias).reshape(shape))
+        seen.meta["derived"] = True
     rest = (*node.args[:2], None, *node.args[3:])
     _product_plus_bias(graph, node, node.target, rest, seen)
 
@@ -99,6 +115,7 @@ def _product_plus_bias(graph: Graph, node: Node, target: Any, args: tuple, bias:
     with graph.inserting_before(node):
         product = _derive(graph, node, target, args)
         total = _derive(graph, node, aten.add.Tensor, (product, bias))
+    product.meta["derived"] = True  # its traced value is the sum's, not its own
     total.meta["bias"] = True
     node.replace_all_uses_with(total)
     graph.erase_node(node)
@@ -115,10 +132,7 @@ _CONVS = (
     aten.conv_transpose3d.input,
 )
 _REWRITES: dict[Any, Callable[[Graph, Node], None]] = {
-    aten._assert_tensor_metadata.default: _erase,
-    aten._assert_scalar.default: _erase,
-    aten._assert_async.msg: _erase,
-    aten.sym_constrain_range_for_size.default: _erase,
+    **dict.fromkeys(ASSERTIONS, _erase),
     aten.to.dtype: _drop_cast,
     aten.to.dtype_layout: _drop_cast,
     aten.to.device: _drop_cast,
@@ -127,129 +141,3 @@ _REWRITES: dict[Any, Callable[[Graph, Node], None]] = {
     aten.addmm.default: _split_addmm,
     **dict.fromkeys(_CONVS, _split_conv),
 }
-
-
-# --- regions ------------------------------------------------------------------------------------
-
-
-def _inline_regions(module: GraphModule) -> None:
-    """Lay open the bodies of blocks under `torch.no_grad()`: what enters one is detached.
-
-    So are those under an autocast that is switched off.
-
-    Raises:
-        CaptureError: a block runs under an autocast that is switched on.
-    """
-    graph = module.graph
-    for node in list(graph.nodes):
-        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-        if name == "wrap_with_set_grad_enabled":
-            enabled, body, *given = node.args
-            _inline(module, graph, node, body, given, detach=not enabled)
-        elif name == "wrap_with_autocast":
-            _, _, enabled, _, body, *given = node.args
-            if enabled:
-                raise _autocast(module, body)
-            _inline(module, graph, node, body, given, detach=False)
-
-
-def _autocast(module: GraphModule, body: Any) -> CaptureError:
-    inner = module.get_submodule(str(body.target))
-    assert isinstance(inner, GraphModule)
-    traces = [node.meta.get("stack_trace") for node in inner.graph.nodes]
-    trace = next((trace for trace in traces if trace), "")
-    return CaptureError(
-        "A part of the model runs under torch.autocast, whose casts are not captured.",
-        Op("", "call", "", trace=trace).source,
-        "Cast where it is wanted, or convert the model: model.to(torch.bfloat16).",
-    )
-
-
-def _inline(
-    module: GraphModule, graph: Graph, node: Node, body_attr: Any, given: list[Any], *, detach: bool
-) -> None:
-    assert isinstance(body_attr, Node)
-    body = module.get_submodule(str(body_attr.target))
-    assert isinstance(body, GraphModule)
-    _inline_regions(body)
-    entering: dict[Node, Node] = {}
-    values: dict[Node, Any] = {}
-    with graph.inserting_before(node):
-        slots = iter(given)
-        for inner in body.graph.nodes:
-            if inner.op == "placeholder":
-                outer = next(slots)
-                values[inner] = _detached(graph, outer, entering) if detach else outer
-            elif inner.op == "output":
-                _leave(graph, node, inner.args[0], values)
-            else:
-                values[inner] = graph.node_copy(inner, lambda n: values[n])
-    graph.erase_node(node)
-
-
-def _detached(graph: Graph, node: Any, known: dict[Node, Node]) -> Any:
-    if not isinstance(node, Node) or not isinstance(_val(node), torch.Tensor):
-        return node
-    if not _val(node).is_floating_point():
-        return node
-    if node not in known:
-        known[node] = _derive(graph, node, aten.detach.default, (node,))
-    return known[node]
-
-
-def _leave(graph: Graph, node: Node, outputs: Any, values: dict[Node, Any]) -> None:
-    """Give the region's results to those who take them."""
-    for user in list(node.users):
-        index = user.args[1]
-        assert isinstance(index, int)
-        user.replace_all_uses_with(values[outputs[index]])
-        graph.erase_node(user)
-
-
-# --- in-place operators -------------------------------------------------------------------------
-
-
-def functionalize(graph: Graph) -> None:
-    """Replace `x.op_(…)` by `op(x, …)` where no other view of x's memory is read afterwards.
-
-    The rest stay in place; `convert` pins the tensors that share their memory.
-    """
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    base: dict[Node, Node] = {}
-    shared: dict[Node, list[Node]] = {}
-    for node in list(graph.nodes):
-        root = _root(node, base)
-        base[node] = root
-        shared.setdefault(root, []).append(node)
-    for node in list(graph.nodes):
-        if node.op != "call_function" or in_place_arguments(node.target) != (0,):
-            continue
-        written = node.args[0]
-        if not isinstance(written, Node) or base[written].op in ("placeholder", "get_attr"):
-            continue
-        twin = functional_twin(node.target)
-        others = [n for n in shared[base[written]] if n not in (written, node)]
-        later = any(
-            order[user] > order[node] for n in others for user in n.users if user is not node
-        )
-        same = isinstance(_val(node), torch.Tensor) and _val(node).dtype == _val(written).dtype
-        if twin is None or later or not same:
-            continue
-        node.target = twin
-        for user in list(written.users):
-            if order[user] > order[node]:
-                user.replace_input_with(written, node)
-
-
-def _root(node: Node, base: dict[Node, Node]) -> Node:
-    """The node whose memory this one may share."""
-    if node.op != "call_function":
-        return node
-    target = node.target
-    shares = (
-        is_view(target)
-        or in_place_arguments(target)
-        or getattr(target, "__name__", "") == "getitem"
-    )
-    first = node.args[0] if node.args else None
-    return base.get(first, node) if shares and isinstance(first, Node) else node

@@ -23,6 +23,7 @@ class Captured:
         outputs: the flattened result: a `Ref` for a tensor, the value itself for anything else.
         training: the mode that was captured.
         transient: FQNs of the buffers that are no part of the state dict.
+        notes: sentences on what the program leaves out of the model.
     """
 
     graph: OpGraph
@@ -34,3 +35,4 @@ class Captured:
     outputs: tuple[Ref | object, ...]
     training: bool
     transient: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from autoshard.capture.captured import Captured
-from autoshard.compat import in_place_arguments, is_view
+from autoshard.capture.memory import Memory, pinned, updates_statistics, written
 from autoshard.errors import CaptureError
 from autoshard.graph import Op, OpGraph, Ref, Slot, TensorMeta
 
@@ -21,19 +22,25 @@ _NO_GRADIENT = frozenset({"aten.detach.default", "aten.zeros_like.default", "ate
 
 
 def convert(program: torch.export.ExportedProgram, model: torch.nn.Module) -> Captured:
-    """The program's graph as an `OpGraph`, and the torch objects behind it."""
+    """The program's graph as an `OpGraph`, and the torch objects behind it.
+
+    Raises:
+        CaptureError: the graph has an operator, or a value, that is no part of a tensor program.
+    """
     graph = program.graph
+    _check_writes(program)
     leaves, tensors, inputs = _leaves(program)
-    reader = _Reader(leaves, _pinned(graph))
+    reader = _Reader(leaves, pinned(graph))
     for node in graph.nodes:
         reader.read(node)
     blocks = frozenset(
         name for name, child in model.named_modules() if any(True for _ in child.children())
     )
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    outputs = tuple(reader.value(item) for item in output.args[0])  # type: ignore[union-attr]
+    outputs = tuple(map(reader.value, list(output.args[0])))
     made = OpGraph(tuple(reader.ops), type(model).__name__, blocks)
-    assert program.call_spec.in_spec is not None and program.call_spec.out_spec is not None
+    assert program.call_spec.in_spec is not None
+    assert program.call_spec.out_spec is not None
     return Captured(
         made,
         graph,
@@ -51,48 +58,81 @@ def convert(program: torch.export.ExportedProgram, model: torch.nn.Module) -> Ca
     )
 
 
+def _check_writes(program: torch.export.ExportedProgram) -> None:
+    """Refuse a model that writes to a weight it trains: every rank would have to write the same."""
+    writers = [node for node in program.graph.nodes if written(node)]
+    if not writers:
+        return
+    memory, names = Memory(program.graph), trained(program)
+    targets = {getattr(s.arg, "name", ""): s.target for s in program.graph_signature.input_specs}
+    for node in writers:
+        for other in [n for target in written(node) for n in memory.of(target)]:
+            if other.op == "placeholder" and other.name in names and targets[other.name]:
+                raise CaptureError(
+                    f"The model writes to its weight {targets[other.name]} while it runs, "
+                    f"by {node.target}.",
+                    source_of(node),
+                    "Do so outside of forward, before the step (Embedding(max_norm=…) writes too).",
+                )
+
+
+def trained(program: torch.export.ExportedProgram) -> set[str]:
+    """Names of the placeholders that take a gradient."""
+    state, found = program.state_dict, set()
+    given = {
+        node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"
+    }
+    for spec in program.graph_signature.input_specs:
+        name = getattr(spec.arg, "name", "")
+        tensor = state.get(spec.target) if spec.target else given.get(name)
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            found.add(name)
+    return found
+
+
 def _leaves(
     program: torch.export.ExportedProgram,
 ) -> tuple[dict[str, Op | None], dict[str, torch.Tensor], list[tuple[str, object]]]:
     """The ops of placeholders by name, the tensors they stand for, and the user's inputs in order.
 
-    Names of one tensor (a tied weight) become one op: the first; the others map to it.
+    Names of one tensor (a tied weight) become one op, the first: uses of the others become uses of it.
     """
     leaves: dict[str, Op | None] = {}
     tensors: dict[str, torch.Tensor] = {}
     inputs: list[tuple[str, object]] = []
     first: dict[int, str] = {}
-    state, constants = program.state_dict, program.constants
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
         name = getattr(spec.arg, "name", "")
         if spec.kind == InputKind.USER_INPUT:
             inputs.append((name, getattr(spec.arg, "value", None)))
             continue
-        if spec.kind not in _KINDS or spec.target is None:
-            raise CaptureError(f"An input of kind {spec.kind.name} is not supported.", name)
-        tensor = state[spec.target] if spec.target in state else constants[spec.target]
-        if not isinstance(tensor, torch.Tensor):
-            raise CaptureError("The model holds a script object.", spec.target)
+        fqn, tensor = _tensor(program, spec, name)
         kind, known = _KINDS[spec.kind], first.setdefault(id(tensor), name)
-        fqns = (spec.target,)
-        if known != name:
-            leaves[name] = None
-            tied = leaves[known]
-            assert tied is not None
-            leaves[known] = _leaf(known, tied.kind, (*tied.fqns, spec.target), tensor)
+        if known == name:
+            leaves[name], tensors[name] = _leaf(name, kind, (fqn,), tensor), tensor
             continue
-        leaves[name], tensors[name] = _leaf(name, kind, fqns, tensor), tensor
-    by_tensor = {id(t): n for n, t in tensors.items()}
-    alias = {
-        spec.arg.name: by_tensor[id(state.get(spec.target, constants.get(spec.target)))]  # type: ignore[union-attr]
-        for spec in program.graph_signature.input_specs
-        if getattr(spec.arg, "name", "") in leaves and leaves[spec.arg.name] is None
-    }
-    for node in program.graph.nodes:
-        if node.name in alias:
-            target = next(n for n in program.graph.nodes if n.name == alias[node.name])
-            node.replace_all_uses_with(target)
+        tied = leaves[known]
+        assert tied is not None
+        leaves[name] = None
+        leaves[known] = _leaf(known, tied.kind, (*tied.fqns, fqn), tensor)
+        nodes[name].replace_all_uses_with(nodes[known])
     return leaves, tensors, inputs
+
+
+def _tensor(
+    program: torch.export.ExportedProgram, spec: Any, name: str
+) -> tuple[str, torch.Tensor]:
+    """The FQN and the tensor that an input stands for."""
+    if spec.kind not in _KINDS or spec.target is None:
+        raise CaptureError(f"An input of kind {spec.kind.name} is not supported.", name)
+    state = program.state_dict
+    found = state[spec.target] if spec.target in state else program.constants[spec.target]
+    if not isinstance(found, torch.Tensor):
+        raise CaptureError(
+            f"The model holds a {type(found).__name__}, which is no tensor.", spec.target
+        )
+    return spec.target, found
 
 
 _KINDS = {
@@ -133,7 +173,9 @@ class _Reader:
             operands = tuple(dict.fromkeys(self._refs[n] for n in node.all_input_nodes))
             slots = tuple(map(Slot, range(len(operands))))
             self.ops.append(Op(node.name, "output", "output", slots, operands=operands))
-        else:
+        elif (
+            node.op != "get_attr"
+        ):  # names the body of an operator that is refused where it is called
             raise CaptureError(f"A node of kind {node.op} is not supported.", node.name)
 
     def value(self, item: Any) -> Any:
@@ -158,45 +200,45 @@ class _Reader:
             self._grads[Ref(op.name)] = op.results[0].grad
 
     def _call(self, node: Node) -> None:
+        target = node.target
+        if not isinstance(target, OpOverload):
+            raise _foreign(node)
         operands: list[Ref] = []
         convert = self._convert
         args = tuple([convert(a, operands) for a in node.args])
         kwargs = tuple([(k, convert(v, operands)) for k, v in node.kwargs.items()])
-        target = str(node.target)
-        grad = target not in _NO_GRADIENT and any(self._grads.get(ref, False) for ref in operands)
-        val = node.meta.get("val")
-        if not isinstance(val, (torch.Tensor, tuple, list)) and val is not None:
-            raise _data_dependent(
-                node, "A Python number is read from a tensor", "Keep the value in a tensor."
-            )
-        vals = val if isinstance(val, (tuple, list)) else (val,)
-        sizes = [size for v in vals if isinstance(v, torch.Tensor) for size in v.shape]
-        if not all(isinstance(size, int) for size in sizes):
-            raise _data_dependent(
-                node,
-                "A tensor's shape depends on the values of another",
-                "Keep shapes fixed: torch.where and a mask instead of selecting elements.",
-            )
-        metas = tuple([self._result(v, grad) for v in vals])
-        self._refs[node] = Ref(node.name)
-        for index, meta in enumerate(metas):
-            if meta is not None:
-                self._grads[Ref(node.name, index)] = meta.grad
-        stack = node.meta.get("nn_module_stack")
+        text = _text(target)
+        grads = self._grads
+        grad = text not in _NO_GRADIENT and any(grads.get(ref) for ref in operands)
+        meta = node.meta
+        val = meta.get("val")
+        several = isinstance(val, (tuple, list))
+        if not several and val is not None and not isinstance(val, torch.Tensor):
+            raise _data_dependent(node)
+        name = node.name
+        try:
+            metas = tuple([self._result(v, grad) for v in (val if several else (val,))])
+        except _NotStatic as error:
+            raise _data_dependent(node, shapes=True) from error
+        self._refs[node] = Ref(name)
+        for index, result in enumerate(metas):
+            if result is not None and result.grad:
+                grads[Ref(name, index)] = True
+        stack = meta.get("nn_module_stack")
         self.ops.append(
             Op(
-                node.name,
+                name,
                 "call",
-                target,
+                text,
                 args,
                 kwargs,
                 tuple(operands),
                 metas,
-                list(stack.values())[-1][0] if stack else "",
-                node.meta.get("stack_trace") or "",
+                next(reversed(stack.values()))[0] if stack else "",
+                meta.get("stack_trace") or "",
                 (),
                 tuple(range(len(operands))) if node in self._pinned else (),
-                bool(in_place_arguments(node.target)),
+                bool(written(node)) or updates_statistics(node),
             )
         )
 
@@ -206,17 +248,18 @@ class _Reader:
         return self._meta(val, grad and (val.is_floating_point() or val.is_complex()))
 
     def _meta(self, val: torch.Tensor, grad: bool) -> TensorMeta:
-        key = (val.shape, val.dtype, grad)
+        shape = tuple(val.shape)
+        if not all(type(size) is int for size in shape):
+            raise _NotStatic
+        key = (shape, val.dtype, grad)
         if key not in self._metas:
-            shape = tuple([int(size) for size in val.shape])
             self._metas[key] = TensorMeta(shape, str(val.dtype)[6:], grad)
         return self._metas[key]
 
     def _convert(self, item: Any, operands: list[Ref]) -> Any:
         if isinstance(item, Node):
-            ref = self._refs[item]
-            operands.append(ref)
-            return Slot(len(operands) - 1)
+            operands.append(self._refs[item])
+            return _slot(len(operands) - 1)
         if isinstance(item, (list, tuple)):
             return tuple([self._convert(i, operands) for i in item])
         if item is None or isinstance(item, (bool, int, float, str)):
@@ -226,29 +269,51 @@ class _Reader:
         return type(item).__name__ if isinstance(item, torch.device) else str(item)
 
 
-def _data_dependent(node: Node, what: str, fix: str) -> CaptureError:
-    op = Op(node.name, "call", str(node.target), trace=node.meta.get("stack_trace") or "")
-    where = f"{node.target} at {op.source}"
-    return CaptureError(f"{what}, so that the program depends on the data.", where, fix)
+@cache
+def _slot(position: int) -> Slot:
+    return Slot(position)
 
 
-def _pinned(graph: torch.fx.Graph) -> set[Node]:
-    """The nodes that share memory with a tensor that some node writes to."""
-    root: dict[Node, Node] = {}
-    written: set[Node] = set()
-    shares: Callable[[object], bool] = is_view
-    for node in graph.nodes:
-        first = node.args[0] if node.args else None
-        places = in_place_arguments(node.target) if node.op == "call_function" else ()
-        named = getattr(node.target, "__name__", "") == "getitem"
-        alias = node.op == "call_function" and (named or bool(places) or shares(node.target))
-        root[node] = root.get(first, node) if alias and isinstance(first, Node) else node
-        for index in places:
-            argument = node.args[index] if index < len(node.args) else None
-            if isinstance(argument, Node):
-                written.add(root[argument])
-    return {
-        n
-        for n, r in root.items()
-        if r in written and n.op == "call_function" and (n is not r or in_place_arguments(n.target))
-    }
+class _NotStatic(Exception):
+    """A size is not known before the program runs."""
+
+
+@cache
+def _text(target: OpOverload) -> str:
+    return str(target)
+
+
+def source_of(node: Node) -> str:
+    """The user's source line that led to a node."""
+    return Op(node.name, "call", str(node.target), trace=node.meta.get("stack_trace") or "").source
+
+
+def _data_dependent(node: Node, *, shapes: bool = False) -> CaptureError:
+    what = (
+        "The shape of a tensor depends on the data."
+        if shapes
+        else "A Python number is read from a tensor, so that the program depends on the data."
+    )
+    fix = (
+        "Give it a shape that is known: pad, mask or torch.where."
+        if shapes
+        else "Keep the value in a tensor."
+    )
+    return CaptureError(what, f"{node.target} at {source_of(node)}", fix)
+
+
+def _foreign(node: Node) -> CaptureError:
+    """An error about what the graph has instead of operators on tensors."""
+    name = getattr(node.target, "__name__", str(node.target))
+    if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return _data_dependent(node)
+    module = getattr(node.target, "__module__", "") or ""
+    if module.startswith("torch._functorch"):
+        name = f"torch.vmap or torch.func ({name})"
+    elif "higher_order" in str(node.target):
+        name = f"torch.{name}"
+    return CaptureError(
+        f"{name} is not supported.",
+        source_of(node),
+        "Write it with operators on whole tensors: batched operators, torch.where.",
+    )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
-import os.path
-import traceback
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from autoshard.capture.canonical import canonicalize
 from autoshard.capture.captured import Captured
-from autoshard.capture.convert import convert
-from autoshard.capture.shims import LostBackward, capturing
-from autoshard.compat import quiet_export, tree_map
+from autoshard.capture.convert import convert, trained
+from autoshard.capture.explain import explain
+from autoshard.capture.functions import kept_functions
+from autoshard.capture.shims import capturing, helped
+from autoshard.compat import has_backward_hooks, marked_grad_mode, quiet_export, tree_map
 from autoshard.errors import CaptureError
 
 
@@ -30,18 +32,68 @@ def capture(
     Raises:
         CaptureError: the model cannot be captured; says at which of the user's lines, and why.
     """
+    _check_hooks(model)
     given = dict(kwargs or {})
     device = _device(model)
     examples = tree_map(lambda x: _example(x, device), (tuple(args), given))
+    with _paused_collector():
+        program, notes = _export(model, *examples)
+        canonicalize(program.graph_module, trained(program))
+        return replace(convert(program, model), notes=tuple(notes))
+
+
+@contextmanager
+def _paused_collector() -> Iterator[None]:
+    """Tracing makes a great many objects that all live on: looking for garbage is an eighth of its time."""
+    paused = gc.isenabled()
+    gc.disable()
     try:
-        with capturing(given), quiet_export():
-            program = torch.export.export(model, examples[0], examples[1], strict=False)
-    except LostBackward as error:
-        raise _lost(model, error) from error
-    except Exception as error:
-        raise _explain(model, error) from error
-    canonicalize(program.graph_module)
-    return convert(program, model)
+        yield
+    finally:
+        if paused:
+            gc.enable()
+
+
+def _export(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.export.ExportedProgram, list[str]]:
+    """Export the model as it is, or else as its library changes it to be exported; with notes."""
+    failed: Exception | None = None
+    for help_ in (nullcontext, helped):
+        notes: list[str] = []
+        try:
+            with _tracing(), capturing(model, kwargs, notes), help_(model):
+                return torch.export.export(model, args, kwargs, strict=False), notes
+        except CaptureError as error:
+            raise explain(model, error) from error
+        except Exception as error:  # noqa: BLE001 - whatever the model or torch raises is explained
+            failed = failed or error
+            if not _has_help(model):
+                break
+    assert failed is not None
+    raise explain(model, failed) from failed
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """What holds while any model is traced, whatever the mode of the caller."""
+    plain = torch.inference_mode(False), torch.enable_grad()
+    with plain[0], plain[1], kept_functions(), marked_grad_mode(), quiet_export():
+        yield
+
+
+def _has_help(model: torch.nn.Module) -> bool:
+    return any(t.__module__.startswith("transformers.") for t in type(model).__mro__)
+
+
+def _check_hooks(model: torch.nn.Module) -> None:
+    """Refuse backward hooks of modules: the sharded program has no such modules to run them at."""
+    for name, module in model.named_modules():
+        if has_backward_hooks(module):
+            raise CaptureError(
+                f"The module {name or type(module).__name__} has a backward hook, which would not run.",
+                fix="Remove the hook, or put it on a parameter of the sharded model.",
+            )
 
 
 def _device(model: torch.nn.Module) -> torch.device | None:
@@ -51,76 +103,13 @@ def _device(model: torch.nn.Module) -> torch.device | None:
 
 
 def _example(value: Any, device: torch.device | None) -> Any:
-    """A copy of its own, so that one object passed twice is two inputs; on the model's device."""
+    """A copy of its own, so that one object passed twice is two inputs.
+
+    It is on the meta device where the model is, and on the model's where it is on the meta device.
+    """
     if not isinstance(value, torch.Tensor):
         return value
     copy = value.detach().clone()
-    if device is not None and device.type == "meta":
-        copy = copy.to(device)
+    if device is not None and "meta" in (device.type, copy.device.type) and device != copy.device:
+        copy = torch.empty_like(copy, device=device)
     return copy.requires_grad_(value.requires_grad)
-
-
-_WHY = (
-    (
-        (
-            "data-dependent",
-            "GuardOnDataDependent",
-            "unbacked",
-            "Could not guard",
-            "Eq(u",
-            "bool(fake)",
-        ),
-        "the program's path or shapes depend on the values of tensors",
-        "Make the branch or shape depend on Python numbers, or use torch.where / torch.cond.",
-    ),
-    (
-        ("missing", "required positional argument", "required keyword-only"),
-        "an input is missing",
-        "Pass example inputs: args=(…), kwargs={…}.",
-    ),
-    (
-        ("data_ptr", "numpy", "FakeTensor", "fake mode"),
-        "it leaves torch (numpy, data_ptr) or mixes real tensors in",
-        "Keep the computation in torch, on the tensors that the model owns.",
-    ),
-)
-
-
-def _explain(model: torch.nn.Module, error: Exception) -> CaptureError:
-    text = f"{type(error).__name__}: {error}"
-    why, fix = (
-        "torch.export could not trace it",
-        "Change the line so that torch.export can trace it.",
-    )
-    for words, reason, advice in _WHY:
-        if any(word in text for word in words):
-            why, fix = reason, advice
-            break
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return CaptureError(
-        f"{type(model).__name__} cannot be captured: {why} ({first[:300]}).", _user_line(error), fix
-    )
-
-
-def _lost(model: torch.nn.Module, error: LostBackward) -> CaptureError:
-    return CaptureError(
-        f"{type(model).__name__} cannot be captured: the backward of {error.function}, an "
-        "autograd.Function, would be lost.",
-        _user_line(error),
-        "Write it with operators of torch, or make it one: torch.library.custom_op and register_autograd.",
-    )
-
-
-def _user_line(error: BaseException) -> str:
-    """The innermost line of the traceback that is neither Python's, nor torch's, nor ours."""
-    ours, torchs = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(torch.__file__)
-    skip = (ours, torchs, os.path.dirname(inspect.__file__) + os.sep)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((*skip, "<"))
-    ]
-    if not frames:
-        return ""
-    last = frames[-1]
-    return f"{last.filename}:{last.lineno}, in {last.name}: {last.line}"

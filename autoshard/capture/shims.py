@@ -1,7 +1,11 @@
-"""What must hold while a model is captured: libraries on their eager branches, no gradient lost."""
+"""Help that some libraries need to be captured as they run in eager.
+
+What changes a model's meaning (layer drop, the key/value cache) is noted, so that the plan can say so.
+"""
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,47 +14,41 @@ from unittest import mock
 
 import torch
 
-from autoshard.compat import serves_an_operator, tree_flatten
-
-
-class LostBackward(Exception):
-    """An `autograd.Function` is applied: its forward would be captured, and its backward dropped."""
-
-    def __init__(self, function: str) -> None:
-        super().__init__(function)
-        self.function = function
+from autoshard.compat import no_inference_mode, transformers_export_patches
+from autoshard.errors import CaptureError
 
 
 @contextmanager
-def capturing(kwargs: dict[str, Any]) -> Iterator[None]:
+def capturing(model: torch.nn.Module, kwargs: dict[str, Any], notes: list[str]) -> Iterator[None]:
     """Keep known libraries on their eager branches inside the block.
 
-    Raises:
-        LostBackward: inside the block, a custom `autograd.Function` is applied to what needs a gradient.
+    Args:
+        model: what is captured.
+        kwargs: what it is called with.
+        notes: sentences on what is left out are added to it.
     """
     with ExitStack() as stack:
-        stack.enter_context(_refusing_functions())
+        stack.enter_context(no_inference_mode())
+        stack.enter_context(mock.patch.object(torch.Tensor, "register_hook", _refuse_hook))
         masking = sys.modules.get("transformers.masking_utils")
         if masking is not None:
             for patch in _transformers_masks(masking, kwargs):
                 stack.enter_context(patch)
+        if "use_cache" not in kwargs and "past_key_values" not in kwargs:
+            stack.enter_context(_without_cache(model, notes))
+        if model.training:
+            stack.enter_context(_without_layer_drop(model, notes))
+        stack.enter_context(_watched_random(notes))
         yield
 
 
 @contextmanager
-def _refusing_functions() -> Iterator[None]:
-    """Refuse custom `autograd.Function`s; those that torch itself makes of operators are in order."""
-    original = torch.autograd.Function.__dict__["apply"]
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        needs = any(
-            isinstance(x, torch.Tensor) and x.requires_grad for x in tree_flatten((args, kwargs))[0]
-        )
-        if needs and torch.is_grad_enabled() and not serves_an_operator(cls):
-            raise LostBackward(cls.__qualname__)
-        return original.__func__(cls, *args, **kwargs)
-
-    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+def helped(model: torch.nn.Module) -> Iterator[None]:
+    """For a model that cannot be captured as it is: what transformers itself changes to export it."""
+    with ExitStack() as stack:
+        if "transformers" in sys.modules:
+            for patch in transformers_export_patches(model):
+                stack.enter_context(patch)
         yield
 
 
@@ -62,9 +60,83 @@ def _transformers_masks(masking: Any, kwargs: dict[str, Any]) -> list[Any]:
     """
     patches = []
     if hasattr(masking, "is_torchdynamo_exporting"):
-        patches.append(mock.patch.object(masking, "is_torchdynamo_exporting", lambda: False))
+        patches.append(mock.patch.object(masking, "is_torchdynamo_exporting", return_value=False))
     if kwargs.get("position_ids") is None and hasattr(masking, "find_packed_sequence_indices"):
         patches.append(
-            mock.patch.object(masking, "find_packed_sequence_indices", lambda position_ids: None)
+            mock.patch.object(masking, "find_packed_sequence_indices", return_value=None)
         )
     return patches
+
+
+def _refuse_hook(tensor: torch.Tensor, hook: Any) -> Any:
+    raise CaptureError(
+        "A hook is registered on a tensor inside of forward, which would not run.",
+        fix="Write what it does as an autograd.Function, which is kept.",
+    )
+
+
+@contextmanager
+def _attributes(owners: list[Any], names: tuple[str, ...], on: Any, off: Any) -> Iterator[bool]:
+    """Attributes of these names that satisfy `on` are `off` in the block; whether there are any."""
+    before = [
+        (owner, name, value)
+        for owner in owners
+        for name in names
+        if on(value := vars(owner).get(name))
+    ]
+    for owner, name, _ in before:
+        setattr(owner, name, off)
+    try:
+        yield bool(before)
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def _configs(model: torch.nn.Module) -> list[Any]:
+    """The configurations that the model's modules hold, each once."""
+    found = {}
+    for module in model.modules():
+        config = vars(module).get("config")
+        if hasattr(config, "__dict__"):
+            found[id(config)] = config
+    return list(found.values())
+
+
+@contextmanager
+def _without_cache(model: torch.nn.Module, notes: list[str]) -> Iterator[None]:
+    """Key/value caches among the outputs would have to be gathered in every layer."""
+    with _attributes(_configs(model), ("use_cache",), lambda v: v is True, False) as found:
+        if found:
+            notes.append(
+                "The model's key/value cache is left out of its outputs; pass use_cache=True to keep it."
+            )
+        yield
+
+
+@contextmanager
+def _without_layer_drop(model: torch.nn.Module, notes: list[str]) -> Iterator[None]:
+    """Whether a layer is dropped is drawn in Python for each call; a program runs every layer."""
+    names = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+    owners = [*model.modules(), *_configs(model)]
+    with _attributes(owners, names, lambda v: isinstance(v, float) and v > 0, 0.0) as found:
+        if found:
+            notes.append("Layer drop is off: the sharded model runs every layer in every step.")
+        yield
+
+
+@contextmanager
+def _watched_random(notes: list[str]) -> Iterator[None]:
+    """Note where the model draws random numbers outside of torch: the program repeats the first."""
+    numpy = sys.modules.get("numpy")
+    before = random.getstate()
+    drawn = numpy.random.get_state() if numpy else None
+    yield
+    changed = random.getstate() != before
+    if numpy and drawn is not None:
+        now = numpy.random.get_state()
+        changed = changed or now[2] != drawn[2] or bool((now[1] != drawn[1]).any())
+    if changed:
+        notes.append(
+            "The model draws random numbers from Python or NumPy: the sharded model repeats the first."
+        )

@@ -31,7 +31,8 @@ class Original:
     """What is kept of the caller's model: no tensor, and nothing through which it could be changed.
 
     Attributes:
-        modes: whether each submodule is in train mode, by name, in the model's order.
+        modes: whether each submodule is in train mode, by every name it has, in the model's order.
+        again: for further names of a submodule, its first.
         names: FQNs of parameters, then of buffers, in the model's order; all names of tied ones.
         sources: the caller's parameters by FQN, as long as the caller keeps them.
     """
@@ -39,7 +40,11 @@ class Original:
     def __init__(
         self, model: nn.Module, plan: Plan, backend: Backend, options: Options | None
     ) -> None:
-        self.modes = {name: module.training for name, module in model.named_modules()}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        first: dict[int, str] = {}
+        self.modes = {name: module.training for name, module in modules.items()}
+        names = {name: first.setdefault(id(module), name) for name, module in modules.items()}
+        self.again = {name: known for name, known in names.items() if name != known}
         parameters = dict(model.named_parameters(remove_duplicate=False))
         self.names = (*parameters, *(n for n, _ in model.named_buffers(remove_duplicate=False)))
         self.sources = {name: weakref.ref(p) for name, p in parameters.items()}

@@ -94,7 +94,7 @@ class SimulatorBackend:
         """All ranks, in lockstep."""
         ranks = [
             simulator.written(x, leaf.layout, program.mesh)
-            if leaf.written and leaf.op.kind != "parameter"
+            if leaf.written
             else simulator.spread(x, leaf.layout, program.mesh, leaf.op.target)
             for leaf, x in zip(program.leaves, tensors, strict=True)
         ]

@@ -76,7 +76,8 @@ class ShardedModule(nn.Module):
         for path, training in self._original.modes.items():
             if path:
                 parent, _, name = path.rpartition(".")
-                found[path] = nn.Module()
+                known = self._original.again.get(path)
+                found[path] = found[known] if known is not None else nn.Module()
                 found[path].training = training
                 found[parent].add_module(name, found[path])
         return found
