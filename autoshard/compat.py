@@ -57,6 +57,8 @@ __all__ = [
     "marked_grad_mode",
     "no_inference_mode",
     "process_group",
+    "put_child",
+    "put_tensor",
     "quiet_export",
     "schema_name",
     "serves_an_operator",
@@ -64,6 +66,7 @@ __all__ = [
     "spec_of",
     "storage_key",
     "strided_shard",
+    "tensor_tables",
     "transformers_export_patches",
     "tree_flatten",
     "tree_flatten_with_names",
@@ -162,6 +165,31 @@ def functional_collectives() -> Any:
     return torch.ops._c10d_functional
 
 
+Table = dict[str, torch.Tensor | None]
+
+
+def tensor_tables(module: torch.nn.Module) -> tuple[Table, Table]:
+    """A module's own parameters and its own buffers, to read and to write."""
+    return module._parameters, module._buffers  # type: ignore[return-value]
+
+
+def put_child(parent: torch.nn.Module, name: str, child: torch.nn.Module) -> None:
+    """As `add_module`, where `name` may be one that `parent` has as an attribute."""
+    parent._modules[name] = child
+
+
+def put_tensor(
+    module: torch.nn.Module, name: str, tensor: torch.Tensor, *, persistent: bool
+) -> None:
+    """As `register_parameter` or `register_buffer`, where `name` may be an attribute's."""
+    if isinstance(tensor, torch.nn.Parameter):
+        module._parameters[name] = tensor
+        return
+    module._buffers[name] = tensor
+    if not persistent:
+        module._non_persistent_buffers_set.add(name)
+
+
 def process_group(name: str) -> Any:
     """The process group that torch knows by `name`."""
     from torch._C._distributed_c10d import _resolve_process_group
@@ -181,7 +209,7 @@ def spec_of(x: Any) -> Any:
 
 def sharded_like(spec: Any, local: torch.Tensor) -> Any:
     """The DTensor of a DTensor's `_spec` that holds `local`: a tenth of the time of `from_local`."""
-    return DTensor(local, copy.copy(spec), requires_grad=False)  # type: ignore[call-arg]
+    return DTensor(local, copy.copy(spec), requires_grad=False)
 
 
 def strided_shard(dim: int, blocks: int) -> Any:

@@ -18,7 +18,9 @@ PRELOAD = ["torch", "torch.distributed.tensor", "transformers.models.llama", "au
 """Imported once, in the server that ranks are forked from: a rank then starts in milliseconds."""
 
 
-def run_ranks(function: Callable[..., Any], size: int, *args: Any, timeout_s: float = 120.0) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], size: int, *args: Any, timeout_s: float = 120.0
+) -> list[Any]:
     """Call `function(*args)` on `size` ranks with a gloo group over all of them; what each returned.
 
     `function` is a module's own, so that it can be pickled. Warnings are errors, as in the tests.
@@ -31,7 +33,9 @@ def run_ranks(function: Callable[..., Any], size: int, *args: Any, timeout_s: fl
     context.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_rank, args=(function, rank, size, folder, timeout_s, args), daemon=True)
+            context.Process(
+                target=_rank, args=(function, rank, size, folder, timeout_s, args), daemon=True
+            )
             for rank in range(size)
         ]
         for process in processes:
@@ -67,7 +71,11 @@ def _results(processes: list[Any], folder: Path, timeout_s: float) -> list[Any]:
             failures.append(f"--- rank {rank} raised:\n{error.read_text()}")
         elif not (folder / f"{rank}.result").exists():
             killed = process.exitcode == -signal.SIGKILL
-            why = f"did not finish in {timeout_s:g} s, or waited for a failed rank" if killed else f"exited with status {process.exitcode}"
+            why = (
+                f"did not finish in {timeout_s:g} s, or waited for a failed rank"
+                if killed
+                else f"exited with status {process.exitcode}"
+            )
             failures.append(f"--- rank {rank} {why}")
     if failures:
         raise AssertionError("\n".join(failures))
@@ -77,7 +85,12 @@ def _results(processes: list[Any], folder: Path, timeout_s: float) -> list[Any]:
 
 
 def _rank(
-    function: Callable[..., Any], rank: int, size: int, folder: str, timeout_s: float, args: tuple[Any, ...]
+    function: Callable[..., Any],
+    rank: int,
+    size: int,
+    folder: str,
+    timeout_s: float,
+    args: tuple[Any, ...],
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -98,6 +111,6 @@ def _rank(
             torch.save(result, f"{folder}/{rank}.result")
             dist.barrier()  # nobody leaves while another may still be talking to it
             dist.destroy_process_group()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - told to the parent, whatever it is
         Path(f"{folder}/{rank}.error").write_text(traceback.format_exc())
         os._exit(1)

@@ -16,14 +16,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import run_ranks
 from torch import Tensor
 
 from autoshard import placement
-from autoshard.placement import COLLECTIVES, CONVERSIONS, I, Invariant, P, Partial, Placement, R, Replicate, Shard
+from autoshard.placement import (
+    COLLECTIVES,
+    CONVERSIONS,
+    I,
+    Invariant,
+    P,
+    Partial,
+    Placement,
+    R,
+    Replicate,
+    Shard,
+)
 from autoshard.runtime.communicator import Distributed, Simulator
 from autoshard.runtime.conversions import ALL
 from autoshard.runtime.operators import operator
-from processes import run_ranks
 
 SIZES, BLOCKS = (2, 3, 4), (1, 2, 3)
 CUTS = [Shard(dim, blocks) for dim in range(3) for blocks in BLOCKS]
@@ -38,7 +49,11 @@ def shape_for(size: int) -> tuple[int, ...]:
 def moves() -> list[tuple[Placement, Placement]]:
     """Every pair of different states that a conversion joins."""
     states = [I, R, P, *CUTS]
-    return [(a, b) for a, b in itertools.product(states, states) if a != b and (type(a), type(b)) in CONVERSIONS]
+    return [
+        (a, b)
+        for a, b in itertools.product(states, states)
+        if a != b and (type(a), type(b)) in CONVERSIONS
+    ]
 
 
 def gradient_of(state: Placement) -> Placement:
@@ -59,7 +74,10 @@ def pieces(whole: Tensor, state: Placement, size: int, generator: torch.Generato
     if isinstance(state, Shard):
         return [slice_of(whole, state, rank, size) for rank in range(size)]
     if isinstance(state, Partial):
-        shares = [torch.randn(whole.shape, generator=generator, dtype=whole.dtype) for _ in range(size - 1)]
+        shares = [
+            torch.randn(whole.shape, generator=generator, dtype=whole.dtype)
+            for _ in range(size - 1)
+        ]
         return [*shares, whole - sum(shares)]
     return [whole.clone() for _ in range(size)]
 
@@ -85,16 +103,22 @@ def name_and_cuts(have: Placement, want: Placement) -> tuple[str, tuple[int, ...
     return CONVERSIONS[type(have), type(want)].name, cuts
 
 
-def check(convert: Callable[..., list[Tensor]], have: Placement, want: Placement, size: int) -> None:
+def check(
+    convert: Callable[..., list[Tensor]], have: Placement, want: Placement, size: int
+) -> None:
     """Forward and backward of one conversion, all ranks of it in this process."""
     generator = torch.Generator().manual_seed(0)
-    whole, upstream = (torch.randn(shape_for(size), generator=generator, dtype=torch.float64) for _ in range(2))
+    whole, upstream = (
+        torch.randn(shape_for(size), generator=generator, dtype=torch.float64) for _ in range(2)
+    )
     xs = [x.requires_grad_() for x in pieces(whole, have, size, generator)]
     ys = convert(xs)
     torch.testing.assert_close(merged([y.detach() for y in ys], want, shape_for(size)), whole)
     gradients = pieces(upstream, gradient_of(want), size, generator)
     torch.autograd.backward(ys, gradients)
-    torch.testing.assert_close(merged([x.grad for x in xs], gradient_of(have), shape_for(size)), upstream)
+    torch.testing.assert_close(
+        merged([x.grad for x in xs], gradient_of(have), shape_for(size)), upstream
+    )
     for part, expected in zip([x.grad for x in xs], xs, strict=True):
         assert part.shape == expected.shape
 
@@ -121,7 +145,9 @@ def test_a_way_there_and_back_changes_nothing(
 ) -> None:
     """Any path through the table carries one and the same tensor, and one and the same gradient."""
     comm, generator = Simulator(size), torch.Generator().manual_seed(1)
-    whole, upstream = (torch.randn(shape_for(size), generator=generator, dtype=torch.float64) for _ in range(2))
+    whole, upstream = (
+        torch.randn(shape_for(size), generator=generator, dtype=torch.float64) for _ in range(2)
+    )
     path = list(move)
     for _ in range(data.draw(st.integers(0, 4))):
         path.append(data.draw(st.sampled_from([b for a, b in SAMPLE if a == path[-1]])))
@@ -130,9 +156,13 @@ def test_a_way_there_and_back_changes_nothing(
     for have, want in itertools.pairwise(path):
         name, cuts = name_and_cuts(have, want)
         values = ALL[name](comm, values, *cuts)
-    torch.testing.assert_close(merged([v.detach() for v in values], path[-1], shape_for(size)), whole)
+    torch.testing.assert_close(
+        merged([v.detach() for v in values], path[-1], shape_for(size)), whole
+    )
     torch.autograd.backward(values, pieces(upstream, gradient_of(path[-1]), size, generator))
-    torch.testing.assert_close(merged([x.grad for x in xs], gradient_of(path[0]), shape_for(size)), upstream)
+    torch.testing.assert_close(
+        merged([x.grad for x in xs], gradient_of(path[0]), shape_for(size)), upstream
+    )
 
 
 @pytest.mark.parametrize(("have", "want"), moves(), ids=lambda p: str(p))
@@ -156,13 +186,22 @@ def test_gradients_of_gradients(have: Placement, want: Placement) -> None:
         return [v**3 for v in whole_values]
 
     ys = cubed(ALL[name](comm, xs, *cuts), want)
-    seeds = pieces(torch.ones(shape_for(size), dtype=torch.float64), gradient_of(I if want == P else want), size, generator)
+    seeds = pieces(
+        torch.ones(shape_for(size), dtype=torch.float64),
+        gradient_of(I if want == P else want),
+        size,
+        generator,
+    )
     first = torch.autograd.grad(ys, xs, seeds, create_graph=True)
-    torch.testing.assert_close(merged([g.detach() for g in first], gradient_of(have), shape_for(size)), 3 * whole**2)
+    torch.testing.assert_close(
+        merged([g.detach() for g in first], gradient_of(have), shape_for(size)), 3 * whole**2
+    )
     state = gradient_of(have)
     halves = [g**2 / 2 for g in (to(list(first), state, I) if state == P else first)]
     end = I if state == P else state
-    seeds = pieces(torch.ones(shape_for(size), dtype=torch.float64), gradient_of(end), size, generator)
+    seeds = pieces(
+        torch.ones(shape_for(size), dtype=torch.float64), gradient_of(end), size, generator
+    )
     torch.autograd.backward(halves, seeds)
     found = merged([x.grad for x in xs], gradient_of(have), shape_for(size))
     torch.testing.assert_close(found, 18 * whole**3)
@@ -198,7 +237,9 @@ def each_move_on_this_rank() -> dict[str, Any]:
     done = 0
     for have, want in moves():
         generator = torch.Generator().manual_seed(0)
-        whole, upstream = (torch.randn(shape_for(size), generator=generator, dtype=torch.float64) for _ in range(2))
+        whole, upstream = (
+            torch.randn(shape_for(size), generator=generator, dtype=torch.float64) for _ in range(2)
+        )
         name, cuts = name_and_cuts(have, want)
         x = pieces(whole, have, size, generator)[rank].requires_grad_()
         y = operator(name)(x, *cuts, group)
@@ -207,7 +248,9 @@ def each_move_on_this_rank() -> dict[str, Any]:
         results = [None] * size
         dist.all_gather_object(results, (y.detach(), x.grad))
         torch.testing.assert_close(merged([r[0] for r in results], want, shape_for(size)), whole)
-        torch.testing.assert_close(merged([r[1] for r in results], gradient_of(have), shape_for(size)), upstream)
+        torch.testing.assert_close(
+            merged([r[1] for r in results], gradient_of(have), shape_for(size)), upstream
+        )
         with FakeTensorMode() as mode:
             fake = operator(name)(mode.from_tensor(x), *cuts, group)
             assert (fake.shape, fake.dtype) == (y.shape, y.dtype)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from models import MODELS
+from processes import run_ranks
 from torch import Tensor, nn
 
 import autoshard
-from models import MODELS
-from processes import run_ranks
 
 BOUND = 1e-5
 FLOOR = 1e-3
@@ -29,8 +29,12 @@ pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
 def loss_of(out: Any) -> Tensor:
     """A loss that every output takes part in."""
-    tensors = [x for x in (out.values() if hasattr(out, "values") else [out]) if isinstance(x, Tensor)]
-    return sum((x.float() * torch.linspace(0.5, 1.5, x.numel()).view(x.shape)).mean() for x in tensors)
+    tensors = [
+        x for x in (out.values() if hasattr(out, "values") else [out]) if isinstance(x, Tensor)
+    ]
+    return sum(
+        (x.float() * torch.linspace(0.5, 1.5, x.numel()).view(x.shape)).mean() for x in tensors
+    )
 
 
 def error(found: Tensor, wanted: Tensor, floor: float = 0.0) -> float:
@@ -49,7 +53,9 @@ def perturb(model: nn.Module) -> None:
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
 
 
-def train(model_name: str, search: str, optimizer: dict[str, Any]) -> tuple[dict[str, float], list[int]]:
+def train(
+    model_name: str, search: str, optimizer: dict[str, Any]
+) -> tuple[dict[str, float], list[int]]:
     """Errors of three steps of AdamW, sharded against unsharded."""
     model, kwargs = MODELS[model_name]()
     perturb(model)
@@ -57,7 +63,9 @@ def train(model_name: str, search: str, optimizer: dict[str, Any]) -> tuple[dict
     world = torch.distributed.get_world_size()
     sharded = autoshard.autoshard(model, world, kwargs=kwargs, hardware="ideal", search=search)
     assert [n for n, _ in sharded.named_parameters()] == [n for n, _ in model.named_parameters()]
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=RATE, **optimizer) for m in (reference, sharded)]
+    optimizers = [
+        torch.optim.AdamW(m.parameters(), lr=RATE, **optimizer) for m in (reference, sharded)
+    ]
     worst: dict[str, float] = {}
     firm: dict[str, Any] = {}
 
@@ -79,7 +87,9 @@ def train(model_name: str, search: str, optimizer: dict[str, Any]) -> tuple[dict
             assert ours[name].grad.placements == ours[name].placements
             note("gradient", error(found_grad, parameter.grad, FLOOR * largest))
             size = parameter.grad.abs()
-            firm[name] = firm.get(name, True) & (size >= NOISE * max(float(size.max()), FLOOR * largest))
+            firm[name] = firm.get(name, True) & (
+                size >= NOISE * max(float(size.max()), FLOOR * largest)
+            )
         norms = [nn.utils.clip_grad_norm_(m.parameters(), MAX_NORM) for m in (reference, sharded)]
         note("norm", error(full(norms[1]), norms[0]))
         assert float(norms[0]) > MAX_NORM or step, "the first step should clip"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.capture import capture
-from autoshard.compat import FakeTensorMode, tree_map
+from autoshard.compat import FakeTensorMode, tensor_tables, tree_map
 from autoshard.cost.hardware import load_hardware
 from autoshard.errors import CaptureError, OptionsError
 from autoshard.placement import Shard
@@ -76,10 +76,14 @@ class Original:
         model = self._model(fake, stored)
         for name, module in model.named_modules():
             module.training = modes[name]
-        given = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, (args, kwargs))
+        given = tree_map(
+            lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, (args, kwargs)
+        )
         captured = capture(model, *given)
         decided = decide(captured.graph, self._options)
-        self._backend.compare("programs for these inputs", f"{captured.graph.fingerprint} {decided.choice}")
+        self._backend.compare(
+            "programs for these inputs", f"{captured.graph.fingerprint} {decided.choice}"
+        )
         return Prepared(captured, rewrite(captured, decided, self._backend.device))
 
     def _model(self, fake: FakeTensorMode, stored: Mapping[str, Tensor]) -> nn.Module:
@@ -92,20 +96,22 @@ class Original:
         model = copy.deepcopy(self._skeleton)
         made: dict[int, Tensor] = {}
         for module_name, module in model.named_modules():
-            for table in (module._parameters, module._buffers):
+            for table in tensor_tables(module):
                 for name, empty in table.items():
                     if empty is None:
                         continue
                     if id(empty) not in made:
                         like = stored[f"{module_name}.{name}".lstrip(".")]
                         made[id(empty)] = _fake(fake, empty, like)
-                    table[name] = made[id(empty)]  # type: ignore[assignment]
+                    table[name] = made[id(empty)]
         return model
 
 
 def _fake(fake: FakeTensorMode, empty: Tensor, like: Tensor) -> Tensor:
     with fake:
-        made = torch.empty_strided(empty.shape, empty.stride(), dtype=like.dtype, device=like.device)
+        made = torch.empty_strided(
+            empty.shape, empty.stride(), dtype=like.dtype, device=like.device
+        )
     if isinstance(empty, nn.Parameter):
         return nn.Parameter(made, requires_grad=like.requires_grad)
     return made
@@ -119,7 +125,9 @@ def _options(plan: Plan, options: Options | None) -> Options:
         except OptionsError:  # a profile that only the planning machine knows
             hardware = load_hardware("h100-sxm")
         options = Options(plan.mesh, hardware, plan.mode, plan.search)
-    stored = tuple((glob.escape(fqn), _pin(w.placements[0])) for w in plan.weights for fqn in w.fqns)
+    stored = tuple(
+        (glob.escape(fqn), _pin(w.placements[0])) for w in plan.weights for fqn in w.fqns
+    )
     return replace(options, constraints=stored, memory_budget_bytes=None, uniform=plan.uniform)
 
 

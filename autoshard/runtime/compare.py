@@ -73,7 +73,12 @@ def _cast(x: Any, dtype: torch.dtype) -> Any:
 
 
 def _copies(tree: Any) -> Any:
-    return tree_map(lambda x: x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x, tree)
+    return tree_map(
+        lambda x: (
+            x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
+        ),
+        tree,
+    )
 
 
 def compare(trial: Trial, sharded: ShardedModule, tolerance: float | None) -> Verification:
@@ -100,8 +105,12 @@ def _tolerance(trial: Trial, sharded: ShardedModule) -> float:
     """1e-9 in float64; looser where the model casts to float32 itself, or has to run in it."""
     if trial.dtype != torch.float64:
         return 1e-4
-    ops = sharded.first.captured.graph.ops
-    casts = any(m and m.grad and m.dtype in ("float32", "bfloat16", "float16") for op in ops for m in op.results)
+    ops = sharded.first_prepared.captured.graph.ops
+    casts = any(
+        m and m.grad and m.dtype in ("float32", "bfloat16", "float16")
+        for op in ops
+        for m in op.results
+    )
     return 1e-5 if casts else 1e-9
 
 
@@ -160,5 +169,6 @@ def relative(found: Tensor, wanted: Tensor, floor: float = 0.0) -> float:
     a, b = found.detach().double(), wanted.detach().double()
     if torch.equal(a, b):
         return 0.0
-    return float((a - b).abs().nan_to_num(float("inf")).max() / max(float(b.abs().max()), floor, 1e-300))
-
+    return float(
+        (a - b).abs().nan_to_num(float("inf")).max() / max(float(b.abs().max()), floor, 1e-300)
+    )

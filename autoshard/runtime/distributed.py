@@ -116,15 +116,23 @@ class DistributedBackend:
         if leaf.op.kind == "buffer" and not isinstance(state, placement.Shard):
             return local
         held = DTensor.from_local(
-            local, self._device_mesh, [_placement(state)], run_check=False, shape=whole.shape, stride=_strides(whole)
+            local,
+            self._device_mesh,
+            [_placement(state)],
+            run_check=False,
+            shape=whole.shape,
+            stride=_strides(whole),
         )
         if leaf.op.kind == "parameter":
             return nn.Parameter(held, requires_grad=whole.requires_grad)
         return held
 
     def _part(self, whole: Tensor, where: Any) -> Tensor:
-        """This rank's part of a whole tensor, in memory of its own."""
-        if isinstance(where, Shard):
+        """This rank's part of a whole tensor, in memory of its own.
+
+        A strided shard is no `Shard` to DTensor; both have a `dim`.
+        """
+        if hasattr(where, "dim"):
             rank, size = self._device_mesh.get_local_rank(0), self._device_mesh.size(0)
             whole = take(whole, where.dim, getattr(where, "split_factor", 1), rank, size)
         device = whole.device if whole.is_meta else self.device
@@ -168,7 +176,7 @@ class DistributedBackend:
 def _local(x: DTensor) -> Tensor:
     """The local tensor of a DTensor, differentiably."""
     if x.requires_grad and torch.is_grad_enabled():
-        return _ToLocal.apply(x)  # type: ignore[return-value]
+        return _ToLocal.apply(x)
     return local_tensor(x)
 
 
@@ -185,7 +193,8 @@ class _ToLocal(torch.autograd.Function):
         return inner.view_as(inner)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (gradient,) = gradients
         if torch.is_grad_enabled():  # a gradient that is differentiated again
             return DTensor.from_local(
                 gradient,
@@ -203,14 +212,16 @@ def _fingerprint(value: Any) -> str:
     if not isinstance(value, Tensor):
         return repr(value)
     data = value.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
-    digest = hashlib.blake2b(data.numpy(), digest_size=6).hexdigest()
+    digest = hashlib.blake2b(data.numpy().tobytes(), digest_size=6).hexdigest()
     return f"{str(value.dtype)[6:]}{list(value.shape)} #{digest}"
 
 
 def _clipped(text: str, lines: int = 20) -> str:
     """The first lines of a text."""
     kept = text.splitlines()[:lines]
-    return "\n".join(line[:200] for line in kept) + ("\n  …" if len(text.splitlines()) > lines else "")
+    return "\n".join(line[:200] for line in kept) + (
+        "\n  …" if len(text.splitlines()) > lines else ""
+    )
 
 
 def _placement(state: placement.Placement) -> Any:

@@ -25,14 +25,20 @@ def first_divergence(sharded: ShardedModule, trial: Trial, tolerance: float) -> 
 
     Both the captured graph and the rank's program are run on the model's first parameters.
     """
-    prepared = sharded.first
+    prepared = sharded.first_prepared
     captured, program = prepared.captured, prepared.program
     flat = tree_flatten((trial.args, trial.kwargs))[0]
     named = dict(zip([name for name, _ in captured.inputs], flat, strict=True))
     own = {n: t for source in (trial.model.named_parameters, trial.model.named_buffers)
            for n, t in source(remove_duplicate=False)}  # fmt: skip
-    stored = {op.name: own[op.fqns[0]] for op in captured.graph.ops if op.kind in ("parameter", "buffer")}
-    whole = {**captured.tensors, **stored, **{n: v for n, v in named.items() if isinstance(v, Tensor)}}
+    stored = {
+        op.name: own[op.fqns[0]] for op in captured.graph.ops if op.kind in ("parameter", "buffer")
+    }
+    whole = {
+        **captured.tensors,
+        **stored,
+        **{n: v for n, v in named.items() if isinstance(v, Tensor)},
+    }
     with torch.no_grad():
         torch.manual_seed(0)
         expected = _values(captured.fx_graph, whole)
@@ -57,7 +63,11 @@ def _values(graph: torch.fx.Graph, leaves: dict[str, Tensor]) -> dict[str, Any]:
 
     class Keeper(Interpreter):
         def run_node(self, n: Node) -> Any:
-            value = leaves[n.name] if n.op == "placeholder" and n.name in leaves else super().run_node(n)
+            value = (
+                leaves[n.name]
+                if n.op == "placeholder" and n.name in leaves
+                else super().run_node(n)
+            )
             kept[n.name] = value.clone() if isinstance(value, Tensor) else value
             return value
 

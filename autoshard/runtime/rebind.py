@@ -31,8 +31,14 @@ def rebind(optimizer: torch.optim.Optimizer, pairs: Mapping[int, Tensor], backen
             fix="Build it from the sharded module's parameters().",
         )
     for group in optimizer.param_groups:
-        group["params"] = list({id(new): new for new in (pairs[id(p)] for p in group["params"])}.values())
-    state = {pairs[id(p)]: _split(optimizer.state[p], p, pairs[id(p)], backend) for p in held if p in optimizer.state}
+        group["params"] = list(
+            {id(new): new for new in (pairs[id(p)] for p in group["params"])}.values()
+        )
+    state = {
+        pairs[id(p)]: _split(optimizer.state[p], p, pairs[id(p)], backend)
+        for p in held
+        if p in optimizer.state
+    }
     optimizer.state.clear()
     optimizer.state.update(state)
 
@@ -40,6 +46,8 @@ def rebind(optimizer: torch.optim.Optimizer, pairs: Mapping[int, Tensor], backen
 def _split(state: dict[str, Any], old: Tensor, new: Tensor, backend: Backend) -> dict[str, Any]:
     """The state of one parameter: tensors of its shape are split as it is."""
     return {
-        key: backend.fit(value, new.detach()) if isinstance(value, Tensor) and value.shape == old.shape else value
+        key: backend.fit(value, new.detach())
+        if isinstance(value, Tensor) and value.shape == old.shape
+        else value
         for key, value in state.items()
     }

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from autoshard.capture import Captured
-from autoshard.compat import tree_flatten, tree_flatten_with_names, tree_unflatten
+from autoshard.compat import (
+    put_child,
+    put_tensor,
+    tensor_tables,
+    tree_flatten,
+    tree_flatten_with_names,
+    tree_unflatten,
+)
 from autoshard.errors import CaptureError, OptionsError
 from autoshard.graph import Ref
 from autoshard.plan_types import Plan
@@ -50,7 +57,7 @@ class ShardedModule(nn.Module):
     Attributes:
         plan: the plan that it runs by.
         graph_module: what one rank runs, as a readable `torch.fx.GraphModule`.
-        first: what was captured and rewritten first.
+        first_prepared: what was captured and rewritten first.
         check_inputs: when the ranks compare their inputs, which must be the same on all: at the "first"
             call with new shapes, "always" or "never".
     """
@@ -64,13 +71,17 @@ class ShardedModule(nn.Module):
         self._modules_by_name = self._containers()
         self._adopt(first)
         kept = {name: t for name, t in first.captured.tensors.items() if _is_constant(first, name)}
-        self.first = Prepared(replace(first.captured, tensors=kept), first.program)
-        self._prepared = {self._signature(*_example(first.captured)): self.first}
+        self.first_prepared = Prepared(replace(first.captured, tensors=kept), first.program)
+        self._prepared = {self._signature(*_example(first.captured)): self.first_prepared}
         self._checked: set[Signature] = set()
         self._graph_modules: dict[int, GraphModule] = {}
 
     def _containers(self) -> dict[str, nn.Module]:
-        """The original's tree of submodules, empty, in its order and with its modes."""
+        """The original's tree of submodules, empty, in its order and with its modes.
+
+        They are put straight into their tables, as tensors are: a name that this class has too ("plan")
+        is then no error, and still the name in the state dict.
+        """
         found: dict[str, nn.Module] = {"": self}
         self.training = self._original.modes[""]
         for path, training in self._original.modes.items():
@@ -79,7 +90,7 @@ class ShardedModule(nn.Module):
                 known = self._original.again.get(path)
                 found[path] = found[known] if known is not None else nn.Module()
                 found[path].training = training
-                found[parent].add_module(name, found[path])
+                put_child(found[parent], name, found[path])
         return found
 
     def _adopt(self, first: Prepared) -> None:
@@ -93,11 +104,8 @@ class ShardedModule(nn.Module):
             if op.name not in held:
                 held[op.name] = self._backend.hold(leaves[fqn], first.captured.tensors[op.name])
             path, _, name = fqn.rpartition(".")
-            home, tensor = self._modules_by_name[path], held[op.name]
-            if isinstance(tensor, nn.Parameter):
-                home.register_parameter(name, tensor)
-            else:
-                home.register_buffer(name, tensor, persistent=fqn not in first.captured.transient)
+            persistent = fqn not in first.captured.transient
+            put_tensor(self._modules_by_name[path], name, held[op.name], persistent=persistent)
 
     # --- running --------------------------------------------------------------------------------
 
@@ -136,7 +144,7 @@ class ShardedModule(nn.Module):
         return [
             tensor
             for module in self._modules_by_name.values()
-            for table in (module._parameters, module._buffers)
+            for table in tensor_tables(module)
             for tensor in table.values()
             if tensor is not None
         ]
@@ -145,7 +153,8 @@ class ShardedModule(nn.Module):
         """Have the ranks compare their inputs."""
         if self.check_inputs not in CHECKS:
             raise OptionsError(
-                f"check_inputs is {self.check_inputs!r}.", fix=f"Use {', '.join(map(repr, CHECKS))}."
+                f"check_inputs is {self.check_inputs!r}.",
+                fix=f"Use {', '.join(map(repr, CHECKS))}.",
             )
         if self.check_inputs != "never":
             self._backend.check_inputs(tree_flatten_with_names(args, kwargs))
@@ -176,9 +185,9 @@ class ShardedModule(nn.Module):
         if op.kind == "constant":
             return self._backend.to_device(captured.tensors[op.name])
         path, _, name = op.fqns[0].rpartition(".")
-        home = self._modules_by_name[path]
-        found = home._parameters.get(name)
-        return found if found is not None else home._buffers[name]  # type: ignore[return-value]
+        parameters, buffers = tensor_tables(self._modules_by_name[path])
+        found = parameters.get(name)
+        return found if found is not None else buffers[name]  # type: ignore[return-value]
 
     def _graph_module(self, program: Program) -> GraphModule:
         key = id(program)
@@ -189,7 +198,7 @@ class ShardedModule(nn.Module):
     @property
     def graph_module(self) -> GraphModule:
         """What one rank runs."""
-        return self._graph_module(self.first.program)
+        return self._graph_module(self.first_prepared.program)
 
     def report(self) -> None:
         """Print the plan: weights, collectives, time and memory, the solver's line."""
@@ -202,7 +211,10 @@ class ShardedModule(nn.Module):
         return {name: self._backend.whole(value) for name, value in self.state_dict().items()}
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False  # noqa: FBT001, FBT002
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
     ) -> Any:
         """Load a whole or a sharded state dict: whole tensors are split as the plan says."""
         mine = self.state_dict()
@@ -229,7 +241,13 @@ class ShardedModule(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
         """A copy with parameters and buffers of its own; the plan, programs and process group are shared."""
-        for shared in (self.plan, self._backend, self._original, self.first, *self._prepared.values()):
+        for shared in (
+            self.plan,
+            self._backend,
+            self._original,
+            self.first_prepared,
+            *self._prepared.values(),
+        ):
             memo[id(shared)] = shared
         memo |= {id(module): module for module in self._graph_modules.values()}
         copied = type(self).__new__(type(self))
@@ -251,7 +269,9 @@ def _is_constant(first: Prepared, name: str) -> bool:
 
 def _example(captured: Captured) -> tuple[list[Any], Any]:
     """The flattened inputs a capture was made for: metas of tensors, and plain values."""
-    metas = {op.name: op.results[0] for op in captured.graph.ops if op.kind == "input" and op.results}
+    metas = {
+        op.name: op.results[0] for op in captured.graph.ops if op.kind == "input" and op.results
+    }
     flat = [metas.get(name, value) for name, value in captured.inputs]
     return flat, captured.in_spec
 

@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from autoshard.errors import VerifyError
 from autoshard.mesh import Mesh
-from autoshard.placement import Layout, Shard
+from autoshard.placement import I, Layout, Shard
 from autoshard.runtime.communicator import Simulator
 from autoshard.runtime.operators import IMPLEMENTATIONS, is_ours
 from autoshard.runtime.slicing import join, take
@@ -23,7 +23,9 @@ Ranks = list[Tensor]
 Watch = Callable[[Node, list[Any]], None]
 
 
-def run(graph: Graph, leaves: Sequence[Ranks], mesh: Mesh, watch: Watch | None = None) -> list[Ranks]:
+def run(
+    graph: Graph, leaves: Sequence[Ranks], mesh: Mesh, watch: Watch | None = None
+) -> list[Ranks]:
     """Run `graph` on every rank of a one-axis mesh.
 
     Args:
@@ -43,7 +45,7 @@ def run(graph: Graph, leaves: Sequence[Ranks], mesh: Mesh, watch: Watch | None =
         if node.op == "placeholder":
             values[node] = list(next(given))
         elif node.op == "output":
-            return [values[item] for item in node.args[0]]  # type: ignore[union-attr,index]
+            return [values[item] for item in node.args[0]]
         elif is_ours(node.target):
             values[node] = _ours(node, values, comms)
         else:
@@ -111,8 +113,8 @@ class _Spread(torch.autograd.Function):
         state = ctx.layout[0]
         if isinstance(state, Shard):
             return join(gradients, state.dim, state.blocks), None, None, None
-        _check_same(gradients, ctx.name)
-        return gradients[0], None, None, None
+        _check_same([g.detach() for g in gradients], ctx.name)
+        return collect(list(gradients)), None, None, None
 
 
 class _Collect(torch.autograd.Function):
@@ -124,8 +126,8 @@ class _Collect(torch.autograd.Function):
         return xs[0].view_as(xs[0])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        return (gradient,) * ctx.count
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_Spread.apply(gradients[0], (I,), ctx.count, "a result's gradient"))
 
 
 def _pieces(x: Tensor, layout: Layout, n: int) -> Ranks:
@@ -146,7 +148,7 @@ def spread(x: Tensor, layout: Layout, mesh: Mesh, name: str) -> Ranks:
 
 def collect(xs: Ranks) -> Tensor:
     """The whole tensor of which every rank holds a copy, differentiably."""
-    return _Collect.apply(*xs)  # type: ignore[return-value]
+    return _Collect.apply(*xs)
 
 
 def written(x: Tensor, layout: Layout, mesh: Mesh) -> Ranks:
