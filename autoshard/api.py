@@ -189,9 +189,9 @@ def verify(
     """Compare the sharded model with the unsharded one, in float64, on the in-process simulator.
 
     Outputs, every gradient, and every parameter after an optimizer step are compared; where they
-    differ, the first graph node whose value does is named. Random operators (dropout) are compared
-    with the same seed on both sides where they are whole, and cannot be where they are split: put the
-    model in eval mode to leave them out.
+    differ, the first graph node whose value does is named. Where the model drops at random, the captured
+    graph is compared with the model under one seed, and the sharded program with the captured graph with
+    nothing dropped on either side: masks of a split tensor are each rank's own.
 
     Args: as `autoshard` takes them, and
         tolerance: the greatest relative error accepted: 1e-9, or 1e-5 where the model computes in

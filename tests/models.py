@@ -61,7 +61,7 @@ def llama(
     return LlamaForCausalLM(config), {"input_ids": ids, "labels": ids.clone(), "use_cache": False}
 
 
-def gpt2(layers: int = 2, heads: int = 4, vocabulary: int = 128) -> Built:
+def gpt2(layers: int = 2, heads: int = 4, vocabulary: int = 128, dropout: float = 0.0) -> Built:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -71,9 +71,9 @@ def gpt2(layers: int = 2, heads: int = 4, vocabulary: int = 128) -> Built:
         n_head=heads,
         vocab_size=vocabulary,
         n_positions=64,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
         bos_token_id=0,
         eos_token_id=0,
     )

@@ -359,6 +359,44 @@ def test_layer_drop_is_off_and_noted() -> None:
     assert model.encoder.layerdrop == model.config.encoder_layerdrop == 0.5
 
 
+class Drops(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(self.a(x), 0.3, training=self.training) * torch.rand_like(x)
+        z = F.scaled_dot_product_attention(y[None], y[None], y[None], dropout_p=0.2)[0]
+        return self.b(F.alpha_dropout(z, 0.1, training=True)) + F.dropout1d(y[None], 0.5)[0]
+
+
+@BOTH
+def test_verify_tells_masks_from_faults(options: dict[str, str]) -> None:
+    for model in (Drops(), nn.TransformerEncoderLayer(12, 2, 24, 0.3, batch_first=True)):
+        args = (
+            (torch.randn(1, 6, 12),)
+            if isinstance(model, nn.TransformerEncoderLayer)
+            else (torch.randn(6, 12),)
+        )
+        found = autoshard.verify(model, 2, args, **options)
+        assert found.ok, found
+        assert found.max_gradient_error > 0
+    model, kwargs = gpt2(dropout=0.1)
+    assert autoshard.verify(model, 2, (), kwargs, **options).ok
+
+
+def test_verify_finds_a_fault_beside_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autoshard.runtime import lowerings
+
+    wrong = lambda comm, xs, dim, blocks: [x * 2 for x in xs]  # noqa: E731
+    assert callable(lowerings.split_dropout)
+    monkeypatch.setitem(simulated(), "shard_to_invariant", wrong)
+    found = autoshard.verify(Drops(), 2, (torch.randn(6, 12),), **IDEAL_TENSOR)
+    assert not found.ok
+
+
+def simulated() -> dict[str, Any]:
+    from autoshard.runtime.operators import IMPLEMENTATIONS
+
+    return IMPLEMENTATIONS
+
+
 def test_numbers_drawn_in_python_are_noted() -> None:
     import random
 

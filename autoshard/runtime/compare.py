@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autoshard.capture import Captured
 from autoshard.compat import tree_flatten, tree_map
 from autoshard.errors import VerifyError
+from autoshard.runtime.backend import graph_module
 from autoshard.runtime.divergence import first_divergence
+from autoshard.runtime.masks import has_masks, leave_out_masks
 from autoshard.runtime.sharded_module import ShardedModule
 from autoshard.verification import Verification
 
@@ -82,23 +85,75 @@ def _copies(tree: Any) -> Any:
 
 
 def compare(trial: Trial, sharded: ShardedModule, tolerance: float | None) -> Verification:
-    """Outputs, gradients and parameters after one step of SGD with momentum, sharded and not."""
-    reference = copy.deepcopy(trial.model)
-    given, ours = (trial.args, trial.kwargs), (_copies(trial.args), _copies(trial.kwargs))
-    torch.manual_seed(0)
-    wanted = _tensors(reference(*given[0], **given[1]))
-    torch.manual_seed(0)
-    found = _tensors(sharded(*ours[0], **ours[1]))
-    if len(wanted) != len(found):
-        raise VerifyError(f"{len(found)} output tensors, where the model has {len(wanted)}.")
-    output = max([relative(a, b) for a, b in zip(found, wanted, strict=True)], default=0.0)
-    gradients, update = _train(reference, sharded, wanted, found)
-    worst = max(gradients.values(), default=0.0)
+    """Outputs, gradients and parameters after one step of SGD with momentum, sharded and not.
+
+    Where the model drops at random, the captured graph is compared with the model under one seed, and the
+    sharded program with the captured graph with nothing dropped on either side: the ranks' masks are
+    their own.
+    """
+    prepared = sharded.first_prepared
+    captured = prepared.captured
     bound = tolerance if tolerance is not None else _tolerance(trial, sharded)
+    reference = copy.deepcopy(trial.model)
+    captures = 0.0
+    if has_masks(captured.fx_graph):
+        captures = _capture_error(trial, captured)
+        leave_out_masks(captured.fx_graph)
+        leave_out_masks(prepared.program.graph)
+        reference = _by_graph(captured, copy.deepcopy(trial.model))
+    output, wanted, found = _outputs(trial, reference, sharded)
+    gradients, update = _train(reference, sharded, wanted, found)
+    output, worst = max(output, captures), max(gradients.values(), default=0.0)
     ok = output <= bound and worst <= bound and update <= bound
     where = None if ok else first_divergence(sharded, trial, bound)
+    if captures > bound and where is None:
+        where = "none: the graph that was captured is not what the model computes"
     ranks = sharded.plan.mesh.size
     return Verification(ok, output, worst, update, gradients, where, bound, ranks)
+
+
+def _capture_error(trial: Trial, captured: Captured) -> float:
+    """How far the captured graph is from the model itself, under one seed."""
+    model, same = copy.deepcopy(trial.model), _by_graph(captured, copy.deepcopy(trial.model))
+    output, wanted, found = _outputs(trial, model, same)
+    gradients, update = _train(model, same, wanted, found)
+    return max(output, update, *gradients.values())
+
+
+def _outputs(
+    trial: Trial, reference: nn.Module, other: nn.Module
+) -> tuple[float, list[Tensor], list[Tensor]]:
+    """The worst error of the outputs of `other`, under one seed; the outputs of both."""
+    outs = []
+    for module in (reference, other):
+        args, kwargs = _copies((trial.args, trial.kwargs))
+        torch.manual_seed(0)
+        outs.append(_tensors(module(*args, **kwargs)))
+    wanted, found = outs
+    if len(wanted) != len(found):
+        raise VerifyError(f"{len(found)} output tensors, where the model has {len(wanted)}.")
+    pairs = zip(found, wanted, strict=True)
+    return max([relative(a, b) for a, b in pairs], default=0.0), wanted, found
+
+
+def _by_graph(captured: Captured, model: nn.Module) -> nn.Module:
+    """`model`, run by the graph that was captured of it rather than by itself."""
+    module = graph_module(captured.fx_graph)
+    stored = {**dict(model.named_parameters(remove_duplicate=False))}
+    stored |= dict(model.named_buffers(remove_duplicate=False))
+    held = {
+        op.name: stored[op.fqns[0]] for op in captured.graph.ops if op.fqns and op.fqns[0] in stored
+    }
+    names = [node.name for node in captured.fx_graph.nodes if node.op == "placeholder"]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        flat = tree_flatten((args, kwargs))[0]
+        given = dict(zip([name for name, _ in captured.inputs], flat, strict=True))
+        leaves = {**captured.tensors, **held, **given}
+        return module(*[leaves.get(name) for name in names])
+
+    model.forward = forward
+    return model
 
 
 def _tolerance(trial: Trial, sharded: ShardedModule) -> float:
