@@ -106,7 +106,7 @@ class Op:
     @property
     def source(self) -> str:
         """The user's source line that led here: `file.py:12, in forward: x = x + 1`."""
-        found = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)', self.trace)
+        found = re.findall(r'File "([^"<]+)", line (\d+), in (\S+)\n\s*(.*)', self.trace)
         if not found:
             return ""
         path, line, function, code = found[-1]

@@ -45,6 +45,12 @@ def read_options(
         raise OptionsError(f"time_limit_s is {time_limit_s!r}.", fix="Give seconds, more than 0.")
     if constraints is not None and not isinstance(constraints, Mapping):
         raise OptionsError("constraints is no mapping.", fix='Write {"*.down_proj.weight": "row"}.')
+    for item in (constraints or {}).items():
+        if not all(isinstance(part, str) for part in item):
+            raise OptionsError(
+                f"The constraint {item[0]!r}: {item[1]!r} is no text.",
+                fix='Write {"*.down_proj.weight": "row"}.',
+            )
     return Options(
         mesh=read_mesh(world_size, mesh),
         hardware=load_hardware(hardware if hardware is not None else DEFAULT_HARDWARE),

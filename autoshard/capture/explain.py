@@ -27,16 +27,7 @@ _WHY = (
         "Let the branch or shape depend on Python numbers, or compute both sides and use torch.where.",
     ),
     (
-        (
-            "constant's list",
-            "torch.autograd.grad",
-            "does not require grad and does not have a grad_fn",
-        ),
-        "it computes gradients inside of its forward",
-        "Give back what is needed for them, and compute them outside of the model.",
-    ),
-    (
-        ("data_ptr", ".numpy()", "numpy array", "FakeTensor", "fake mode", "fake tensor"),
+        ("data_ptr", ".numpy()", "numpy array", "FakeTensor", "fake mode", "fake tensor in"),
         "it leaves torch (numpy, data_ptr), or mixes in tensors that are not the model's",
         "Keep the computation in torch, on tensors that the model owns or is given.",
     ),

@@ -30,6 +30,8 @@ def capturing(model: torch.nn.Module, kwargs: dict[str, Any], notes: list[str]) 
     with ExitStack() as stack:
         stack.enter_context(no_inference_mode())
         stack.enter_context(mock.patch.object(torch.Tensor, "register_hook", _refuse_hook))
+        stack.enter_context(mock.patch.object(torch.Tensor, "backward", _refuse_gradients))
+        stack.enter_context(mock.patch.object(torch.autograd, "grad", _refuse_gradients))
         masking = sys.modules.get("transformers.masking_utils")
         if masking is not None:
             for patch in _transformers_masks(masking, kwargs):
@@ -72,6 +74,13 @@ def _refuse_hook(tensor: torch.Tensor, hook: Any) -> Any:
     raise CaptureError(
         "A hook is registered on a tensor inside of forward, which would not run.",
         fix="Write what it does as an autograd.Function, which is kept.",
+    )
+
+
+def _refuse_gradients(*args: Any, **kwargs: Any) -> Any:
+    raise CaptureError(
+        "Gradients are computed inside of forward.",
+        fix="Give back what is needed for them, and compute them outside of the model.",
     )
 
 
