@@ -288,7 +288,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _backend(mesh: Mesh, asked: Any, device: torch.device) -> Backend:
-    if usable(mesh.size):
+    if usable(mesh.size, asked):
         return DistributedBackend(mesh, asked, device)
     if mesh.size > 1:
         log.info("No process group fits %s: every rank runs in this process, simulated.", mesh)

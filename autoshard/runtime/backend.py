@@ -40,6 +40,10 @@ class Backend(Protocol):
         """What the sharded module keeps of an original parameter or buffer."""
         ...
 
+    def place(self, leaf: Leaf, held: Tensor) -> Tensor:
+        """A held buffer as a program's `leaf` takes it: itself, or laid out anew."""
+        ...
+
     def to_device(self, x: Tensor) -> Tensor:
         """A constant, where the program runs."""
         ...
@@ -81,6 +85,10 @@ class SimulatorBackend:
         if leaf.op.kind == "parameter":
             return nn.Parameter(copy, requires_grad=whole.requires_grad)
         return copy
+
+    def place(self, leaf: Leaf, held: Tensor) -> Tensor:
+        """It is whole."""
+        return held
 
     def to_device(self, x: Tensor) -> Tensor:
         """Constants are where they were captured."""

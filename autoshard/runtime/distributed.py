@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,9 +25,23 @@ from autoshard.runtime.operators import is_ours
 from autoshard.runtime.slicing import take
 
 
-def usable(size: int) -> bool:
-    """Whether a process group of `size` ranks is initialised."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() == size
+def usable(size: int, asked: Any = None) -> bool:
+    """Whether to run on `torch.distributed`: a `DeviceMesh` is asked for, or the world has this size."""
+    if not dist.is_available():
+        return False
+    if isinstance(asked, DeviceMesh):
+        return True
+    if not dist.is_initialized():
+        return False
+    if dist.get_world_size() != size:
+        log.warning(
+            "The world has %d ranks and the mesh %d: each rank simulates the whole mesh by itself. To run "
+            "on some of the ranks, pass a DeviceMesh of them.", dist.get_world_size(), size,
+        )  # fmt: skip
+    return dist.get_world_size() == size
+
+
+log = logging.getLogger("autoshard")
 
 
 class DistributedBackend:
@@ -111,21 +126,20 @@ class DistributedBackend:
 
         One on the meta device stays there: `to_empty` and `load_state_dict` give it values.
         """
-        state = leaf.layout[0]
-        local = self._part(whole.detach(), _placement(state))
-        if leaf.op.kind == "buffer" and not isinstance(state, placement.Shard):
-            return local
-        held = DTensor.from_local(
-            local,
-            self._device_mesh,
-            [_placement(state)],
-            run_check=False,
-            shape=whole.shape,
-            stride=_strides(whole),
-        )
+        held = self._held(leaf, self._part(whole.detach(), _placement(leaf.layout[0])), whole.shape)
         if leaf.op.kind == "parameter":
             return nn.Parameter(held, requires_grad=whole.requires_grad)
         return held
+
+    def _held(self, leaf: Leaf, local: Tensor, shape: torch.Size) -> Tensor:
+        """This rank's part as it is kept: a `DTensor`, or as it is where it is a whole buffer."""
+        state = leaf.layout[0]
+        if leaf.op.kind == "buffer" and not isinstance(state, placement.Shard):
+            return local
+        where, strides = [_placement(state)], _strides(shape)
+        return DTensor.from_local(
+            local, self._device_mesh, where, run_check=False, shape=shape, stride=strides
+        )
 
     def _part(self, whole: Tensor, where: Any) -> Tensor:
         """This rank's part of a whole tensor, in memory of its own.
@@ -137,6 +151,17 @@ class DistributedBackend:
             whole = take(whole, where.dim, getattr(where, "split_factor", 1), rank, size)
         device = whole.device if whole.is_meta else self.device
         return whole.to(device, copy=True, memory_format=torch.contiguous_format)
+
+    def place(self, leaf: Leaf, held: Tensor) -> Tensor:
+        """A held buffer as `leaf` takes it.
+
+        Weights stay where they are in every program; a buffer may be whole in one and split in another.
+        """
+        wanted = _placement(leaf.layout[0])
+        have = held.placements[0] if isinstance(held, DTensor) else Replicate()
+        if have == wanted:
+            return held
+        return self._held(leaf, self._part(self.whole(held), wanted), held.shape)
 
     def to_device(self, x: Tensor) -> Tensor:
         """A constant, on this rank's device."""
@@ -175,6 +200,8 @@ class DistributedBackend:
 
 def _local(x: DTensor) -> Tensor:
     """The local tensor of a DTensor, differentiably."""
+    if torch.compiler.is_compiling():
+        return x.to_local()  # which dynamo knows
     if x.requires_grad and torch.is_grad_enabled():
         return _ToLocal.apply(x)
     return local_tensor(x)
@@ -230,9 +257,9 @@ def _placement(state: placement.Placement) -> Any:
     return Shard(state.dim) if state.blocks == 1 else strided_shard(state.dim, state.blocks)
 
 
-def _strides(whole: Tensor) -> tuple[int, ...]:
+def _strides(shape: torch.Size) -> tuple[int, ...]:
     strides, step = [], 1
-    for size in reversed(whole.shape):
+    for size in reversed(shape):
         strides.append(step)
         step *= size
     return tuple(reversed(strides))

@@ -42,6 +42,14 @@ class Prepared:
     program: Program
 
 
+class _Ready:
+    """A program with the module that runs it."""
+
+    def __init__(self, prepared: Prepared, backend: Backend) -> None:
+        self.captured, self.program = prepared.captured, prepared.program
+        self.module = backend.compile(prepared.program)
+
+
 class ShardedModule(nn.Module):
     """A model that runs sharded by a plan: what `autoshard.autoshard` returns.
 
@@ -58,8 +66,9 @@ class ShardedModule(nn.Module):
         plan: the plan that it runs by.
         graph_module: what one rank runs, as a readable `torch.fx.GraphModule`.
         first_prepared: what was captured and rewritten first.
-        check_inputs: when the ranks compare their inputs, which must be the same on all: at the "first"
-            call with new shapes, "always" or "never".
+        check_inputs: when the ranks compare their inputs, which must be the same on all: "first", at the
+            first call with new shapes; "always", which also finds a rank whose shapes alone are new, where
+            the others would wait for it; "never". Nothing is compared inside `torch.compile`.
     """
 
     def __init__(self, plan: Plan, backend: Backend, first: Prepared, original: Original) -> None:
@@ -72,9 +81,10 @@ class ShardedModule(nn.Module):
         self._adopt(first)
         kept = {name: t for name, t in first.captured.tensors.items() if _is_constant(first, name)}
         self.first_prepared = Prepared(replace(first.captured, tensors=kept), first.program)
-        self._prepared = {self._signature(*_example(first.captured)): self.first_prepared}
+        self._first = _Ready(self.first_prepared, backend)
+        self._prepared = {self._signature(*_example(first.captured)): self._first}
+        self._current = first.program
         self._checked: set[Signature] = set()
-        self._graph_modules: dict[int, GraphModule] = {}
 
     def _containers(self) -> dict[str, nn.Module]:
         """The original's tree of submodules, empty, in its order and with its modes.
@@ -118,19 +128,22 @@ class ShardedModule(nn.Module):
         """
         flat, spec = tree_flatten((args, kwargs))
         signature = self._signature(flat, spec)
-        if self.check_inputs == "always" or signature not in self._checked:
+        due = self.check_inputs == "always" or signature not in self._checked
+        if due and not torch.compiler.is_compiling():
             self._check(signature, args, kwargs)
-        prepared = self._prepared.get(signature)
-        if prepared is None:
-            prepared = self._prepare(signature, args, kwargs, spec)
-        captured, program = prepared.captured, prepared.program
+        ready = self._prepared.get(signature)
+        if ready is None:
+            ready = self._prepare(signature, args, kwargs, spec)
+        captured, program = ready.captured, ready.program
+        if program is not self._current:
+            self._place(program)
         inputs = {
             name: value
             for (name, _), value in zip(captured.inputs, flat, strict=True)
             if isinstance(value, Tensor)
         }
         tensors = [self._tensor(leaf, captured, inputs) for leaf in program.leaves]
-        made = iter(self._backend.run(program, tensors, self._graph_module(program)))
+        made = iter(self._backend.run(program, tensors, ready.module))
         leaves = [next(made) if isinstance(item, Ref) else item for item in captured.outputs]
         return tree_unflatten(leaves, captured.out_spec)
 
@@ -162,14 +175,14 @@ class ShardedModule(nn.Module):
 
     def _prepare(
         self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Any
-    ) -> Prepared:
+    ) -> _Ready:
         """The program for inputs, modes or dtypes that are new."""
         modes = {name: module.training for name, module in self._modules_by_name.items()}
         made = self._original.prepare(args, kwargs, modes, self._stored())
         if made.captured.in_spec != spec:
             raise CaptureError("The inputs do not have the form the model was captured with.")
-        self._prepared[signature] = made
-        return made
+        self._prepared[signature] = _Ready(made, self._backend)
+        return self._prepared[signature]
 
     def _stored(self) -> dict[str, Tensor]:
         """Parameters and buffers by every name."""
@@ -178,27 +191,35 @@ class ShardedModule(nn.Module):
             **dict(self.named_buffers(remove_duplicate=False)),
         }
 
+    def _place(self, program: Program) -> None:
+        """Lay buffers out as `program` takes them."""
+        for leaf in program.leaves:
+            if leaf.op.kind == "buffer":
+                placed = self._backend.place(leaf, self._held(leaf))
+                for fqn in leaf.op.fqns:
+                    path, _, name = fqn.rpartition(".")
+                    tensor_tables(self._modules_by_name[path])[1][name] = placed
+        self._current = program
+
     def _tensor(self, leaf: Leaf, captured: Captured, inputs: Mapping[str, Tensor]) -> Tensor:
         op = leaf.op
         if op.kind == "input":
             return inputs[op.name]
         if op.kind == "constant":
             return self._backend.to_device(captured.tensors[op.name])
-        path, _, name = op.fqns[0].rpartition(".")
+        return self._held(leaf)
+
+    def _held(self, leaf: Leaf) -> Tensor:
+        """A parameter or buffer."""
+        path, _, name = leaf.op.fqns[0].rpartition(".")
         parameters, buffers = tensor_tables(self._modules_by_name[path])
         found = parameters.get(name)
         return found if found is not None else buffers[name]  # type: ignore[return-value]
 
-    def _graph_module(self, program: Program) -> GraphModule:
-        key = id(program)
-        if key not in self._graph_modules:
-            self._graph_modules[key] = self._backend.compile(program)
-        return self._graph_modules[key]
-
     @property
     def graph_module(self) -> GraphModule:
         """What one rank runs."""
-        return self._graph_module(self.first_prepared.program)
+        return self._first.module
 
     def report(self) -> None:
         """Print the plan: weights, collectives, time and memory, the solver's line."""
@@ -209,6 +230,15 @@ class ShardedModule(nn.Module):
     def full_state_dict(self) -> dict[str, Tensor]:
         """The state dict with every tensor whole, on every rank; all ranks must call it."""
         return {name: self._backend.whole(value) for name, value in self.state_dict().items()}
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """As `torch.nn.utils.clip_grad_norm_` of the parameters; gives the norm as a plain tensor.
+
+        torch's function clips these parameters rightly too. The norm that it returns is a `DTensor` whose
+        ranks hold shares: `full_tensor()` is the norm, `item()` is not.
+        """
+        norm = nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+        return self._backend.whole(norm)
 
     def load_state_dict(
         self,
@@ -241,15 +271,9 @@ class ShardedModule(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
         """A copy with parameters and buffers of its own; the plan, programs and process group are shared."""
-        for shared in (
-            self.plan,
-            self._backend,
-            self._original,
-            self.first_prepared,
-            *self._prepared.values(),
-        ):
+        programs = [self._current, self.first_prepared, *self._prepared.values()]
+        for shared in (self.plan, self._backend, self._original, *programs):
             memo[id(shared)] = shared
-        memo |= {id(module): module for module in self._graph_modules.values()}
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
