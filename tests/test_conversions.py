@@ -32,6 +32,7 @@ from autoshard.placement import (
     Replicate,
     Shard,
 )
+from autoshard.runtime import conversions
 from autoshard.runtime.communicator import Distributed, Simulator
 from autoshard.runtime.conversions import ALL
 from autoshard.runtime.operators import operator
@@ -129,6 +130,37 @@ def test_conversion_on_the_simulator(have: Placement, want: Placement, size: int
     name, cuts = name_and_cuts(have, want)
     comm = Simulator(size)
     check(lambda xs: ALL[name](comm, xs, *cuts), have, want, size)
+
+
+WRONG = {
+    "invariant_to_replicate": "invariant_to_replicate",
+    "replicate_to_invariant": "invariant_to_replicate",
+    "invariant_to_shard": "shard_to_partial",
+    "replicate_to_shard": "shard_to_invariant",
+    "shard_to_replicate": "invariant_to_shard",
+    "shard_to_invariant": "partial_to_shard",
+    "shard_to_shard": "twice",
+    "partial_to_replicate": "invariant_to_replicate",
+    "partial_to_invariant": "partial_to_replicate",
+    "partial_to_shard": "shard_to_partial",
+}
+"""For each conversion the backward of another, or one that is off by a factor: shapes fit, values don't."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_backward_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = conversions._MOVES["shard_to_shard"][0]
+    twice = lambda comm, xs, *cuts: [2 * x for x in moved(comm, xs, *cuts)]  # noqa: E731
+    monkeypatch.setitem(conversions._MOVES, "twice", (twice, "shard_to_shard"))
+    monkeypatch.setitem(conversions._MOVES, name, (conversions._MOVES[name][0], WRONG[name]))
+    noticed = 0
+    for have, want in moves():
+        found, cuts = name_and_cuts(have, want)
+        if found == name:
+            with pytest.raises(AssertionError):
+                check(lambda xs, c=cuts: ALL[name](Simulator(2), xs, *c), have, want, 2)
+            noticed += 1
+    assert noticed
 
 
 def test_the_table_is_the_code() -> None:
