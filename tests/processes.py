@@ -99,7 +99,6 @@ def _rank(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            warnings.filterwarnings("ignore", ".*PuLP 4.0")  # TODO
             dist.init_process_group(
                 "gloo",
                 store=dist.FileStore(f"{folder}/store", size),

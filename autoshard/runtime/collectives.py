@@ -7,6 +7,8 @@ conversions, which call these where no gradient is recorded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,16 @@ _c10d = functional_collectives()
 def all_reduce(x: Tensor, op: str, group: str) -> Tensor:
     """The "sum" or "max" of x over the ranks of a group."""
     return _c10d.wait_tensor(_c10d.all_reduce(x.contiguous(), op, group))
+
+
+def start_all_reduce(x: Tensor, group: str) -> Callable[[], Tensor]:
+    """Begin to sum x over the ranks, where it lies; call the result to wait for the sum.
+
+    Nothing else may hold `x`.
+    """
+    begin = _c10d.all_reduce if torch.compiler.is_compiling() else _c10d.all_reduce_
+    begun = begin(x, "sum", group)
+    return lambda: _c10d.wait_tensor(begun)
 
 
 def all_gather(x: Tensor, dim: int, blocks: int, size: int, group: str) -> Tensor:

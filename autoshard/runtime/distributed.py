@@ -22,6 +22,7 @@ from autoshard.plan_types import Plan
 from autoshard.rewrite import Leaf, Program
 from autoshard.runtime.backend import graph_module
 from autoshard.runtime.operators import is_ours
+from autoshard.runtime.overlap import overlap
 from autoshard.runtime.slicing import take
 
 
@@ -191,6 +192,7 @@ class DistributedBackend:
             if is_ours(node.target):
                 copy.args = (*copy.args[:-1], self._groups[str(node.args[-1])].group_name)
             env[node] = copy
+        overlap(bound)
         return graph_module(bound)
 
     def run(self, program: Program, tensors: Sequence[Tensor], module: GraphModule) -> list[Tensor]:
