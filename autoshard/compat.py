@@ -48,6 +48,7 @@ __all__ = [
     "FakeTensorMode",
     "TreeSpec",
     "aliased_arguments",
+    "attributes_watched",
     "functional_collectives",
     "functional_twin",
     "functions_applied_by",
@@ -60,6 +61,7 @@ __all__ = [
     "put_child",
     "put_tensor",
     "quiet_export",
+    "schema_arguments",
     "schema_name",
     "serves_an_operator",
     "sharded_like",
@@ -317,6 +319,36 @@ def no_inference_mode() -> Iterator[None]:
         mock.patch.object(torch.inference_mode, "__exit__", leave),
     ):
         yield
+
+
+@contextmanager
+def attributes_watched(changed: Callable[[torch.nn.Module, str], Any]) -> Iterator[None]:
+    """Call `changed(module, name)` for each plain attribute that a module has changed by the end of its export.
+
+    `torch.export` puts attributes back itself, so that nothing is to be seen of it afterwards.
+    """
+    original = export_trace._detect_attribute_assignment  # type: ignore[reportPrivateImportUsage]
+
+    def plain(module: torch.nn.Module) -> dict[str, Any]:
+        return {k: v for k, v in vars(module).items() if isinstance(v, (bool, int, float, str))}
+
+    @contextmanager
+    def watched(root: torch.nn.Module) -> Iterator[None]:
+        with original(root):
+            before = [(module, plain(module)) for module in root.modules()]
+            yield
+            for module, kept in before:
+                for name, value in plain(module).items():
+                    if name in kept and kept[name] != value:
+                        changed(module, name)
+
+    with mock.patch.object(export_trace, "_detect_attribute_assignment", watched):
+        yield
+
+
+def schema_arguments(target: Any) -> list[Any]:
+    """An operator's arguments, as its schema has them."""
+    return _arguments(target)
 
 
 def transformers_export_patches(model: Any) -> list[Any]:

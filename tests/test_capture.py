@@ -479,6 +479,29 @@ def test_capturing_twice_gives_the_same_text(name: str) -> None:
     assert texts[0] == texts[1]
 
 
+def test_attributes_that_forward_changes_are_as_before_and_noted() -> None:
+    class Remembers(Plain):
+        last = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.seen = 0, {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.seen[x.shape] = self.calls
+            return super().forward(x) * (2 if self.calls > 1 else 1)
+
+    model = Remembers()
+    seen = model.seen
+    found = autoshard.plan(model, 2, (torch.randn(4, 12),))
+    assert model.calls == 0
+    assert model.last is None
+    assert model.seen is seen
+    assert not seen
+    assert [note for note in found.notes if "calls" in note]
+
+
 def test_nothing_of_the_model_is_changed() -> None:
     for build in (gpt2, bert):
         model, kwargs = build()
@@ -510,6 +533,26 @@ def test_other_shapes_are_captured_again_with_the_weights_where_they_are() -> No
     for shape in ((2, 5, 64), (1, 16, 64), (4, 16, 64)):
         x = torch.randn(*shape)
         torch.testing.assert_close(sharded(src=x), model(src=x))
+
+
+class Assigns(Plain):
+    """Buffers given new tensors, rather than written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(12))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        self.steps = self.steps + 1
+        return y - self.mean + self.steps
+
+
+@BOTH
+def test_buffers_that_are_assigned(options: dict[str, str]) -> None:
+    assert_sound(Assigns(), (torch.randn(4, 12),), **options)
 
 
 def test_unused_inputs_and_weights() -> None:

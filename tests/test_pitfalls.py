@@ -982,12 +982,36 @@ def test_embedding_options(ranks: int, given: dict[str, Any], options: dict[str,
     assert_sound(Embedded(**given), (ids,), ranks=ranks, **options)
 
 
-def test_embedding_max_norm_is_named() -> None:
-    with pytest.raises(
-        CaptureError, match=r"writes to its weight emb\.weight .*embedding_renorm_"
-    ) as caught:
-        autoshard.plan(Embedded(max_norm=1.0), 2, (torch.randint(0, 24, (2, 12)),))
-    assert "max_norm" in caught.value.fix
+@RANKS
+@BOTH
+def test_embedding_max_norm(ranks: int, options: dict[str, str]) -> None:
+    """The table is written to in forward: it is whole, and written to once."""
+    sharded = assert_sound(
+        Embedded(max_norm=1.0), (torch.randint(0, 24, (2, 12)),), ranks=ranks, **options
+    )
+    assert placements(sharded.plan)["emb.weight"] == "I"
+
+
+class RescalesWeights(nn.Module):
+    """A trained weight that forward writes to, by way of a view, between two uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.b(x).detach()
+        with torch.no_grad():
+            self.b.weight.div_(2)
+            self.b.weight[:3].add_(1)
+            self.a.bias.zero_()
+        return self.a(x) * self.b(x) + y
+
+
+@RANKS
+@BOTH
+def test_weights_that_forward_writes_to(ranks: int, options: dict[str, str]) -> None:
+    assert_sound(RescalesWeights(), (torch.randn(4, 12),), ranks=ranks, **options)
 
 
 class MovingAverage(nn.Module):

@@ -11,7 +11,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from autoshard.capture.captured import Captured
-from autoshard.capture.memory import Memory, pinned, updates_statistics, written
+from autoshard.capture.memory import pinned, updates_statistics, written
 from autoshard.errors import CaptureError
 from autoshard.graph import Op, OpGraph, Ref, Slot, TensorMeta
 
@@ -28,7 +28,6 @@ def convert(program: torch.export.ExportedProgram, model: torch.nn.Module) -> Ca
         CaptureError: the graph has an operator, or a value, that is no part of a tensor program.
     """
     graph = program.graph
-    _check_writes(program)
     leaves, tensors, inputs = _leaves(program)
     reader = _Reader(leaves, pinned(graph))
     for node in graph.nodes:
@@ -56,24 +55,6 @@ def convert(program: torch.export.ExportedProgram, model: torch.nn.Module) -> Ca
             if spec.kind == InputKind.BUFFER and not spec.persistent and spec.target
         ),
     )
-
-
-def _check_writes(program: torch.export.ExportedProgram) -> None:
-    """Refuse a model that writes to a weight it trains: every rank would have to write the same."""
-    writers = [node for node in program.graph.nodes if written(node)]
-    if not writers:
-        return
-    memory, names = Memory(program.graph), trained(program)
-    targets = {getattr(s.arg, "name", ""): s.target for s in program.graph_signature.input_specs}
-    for node in writers:
-        for other in [n for target in written(node) for n in memory.of(target)]:
-            if other.op == "placeholder" and other.name in names and targets[other.name]:
-                raise CaptureError(
-                    f"The model writes to its weight {targets[other.name]} while it runs, "
-                    f"by {node.target}.",
-                    source_of(node),
-                    "Do so outside of forward, before the step (Embedding(max_norm=…) writes too).",
-                )
 
 
 def trained(program: torch.export.ExportedProgram) -> set[str]:

@@ -5,6 +5,7 @@ What changes a model's meaning (layer drop, the key/value cache) is noted, so th
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from autoshard.compat import no_inference_mode, transformers_export_patches
+from autoshard.compat import attributes_watched, no_inference_mode, transformers_export_patches
 from autoshard.errors import CaptureError
 
 
@@ -41,6 +42,7 @@ def capturing(model: torch.nn.Module, kwargs: dict[str, Any], notes: list[str]) 
         if model.training:
             stack.enter_context(_without_layer_drop(model, notes))
         stack.enter_context(_watched_random(notes))
+        stack.enter_context(_kept_attributes(model, notes))
         yield
 
 
@@ -149,3 +151,28 @@ def _watched_random(notes: list[str]) -> Iterator[None]:
         notes.append(
             "The model draws random numbers from Python or NumPy: the sharded model repeats the first."
         )
+
+
+@contextmanager
+def _kept_attributes(model: torch.nn.Module, notes: list[str]) -> Iterator[None]:
+    """Give modules back the attributes that forward changes; note those that may lead it elsewhere."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    contents = [
+        (c, copy.copy(c)) for _, kept in before for c in kept.values() if type(c) in (dict, list)
+    ]
+    changed: dict[str, None] = {}
+    try:
+        with attributes_watched(lambda module, name: changed.setdefault(name)):
+            yield
+    finally:
+        for module, kept in before:
+            vars(module).clear()
+            vars(module).update(kept)
+        for container, kept in contents:
+            container.clear()
+            container.update(kept) if isinstance(container, dict) else container.extend(kept)
+        if changed:
+            notes.append(
+                f"Forward changes {', '.join(list(changed)[:3])} of the model's attributes: "
+                "the sharded model runs as its first call does."
+            )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from autoshard.compat import schema_arguments
 from autoshard.errors import VerifyError
 from autoshard.mesh import Mesh
 from autoshard.placement import I, Layout, Shard
@@ -74,7 +75,7 @@ def _ours(node: Node, values: dict[Node, list[Any]], comms: dict[str, Simulator]
     *args, axis = node.args
     comm = comms[str(axis)]
     name = node.target.__name__.partition(".")[0]  # type: ignore[union-attr]
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    schema = schema_arguments(node.target)
     lists = [
         values[a] if isinstance(a, Node) else [a] * comm.size if "Tensor" in str(s.type) else a
         for a, s in zip(args, schema, strict=False)
@@ -152,11 +153,15 @@ def collect(xs: Ranks) -> Tensor:
 
 
 def written(x: Tensor, layout: Layout, mesh: Mesh) -> Ranks:
-    """Each rank's part of a buffer that operators write to: what is written reaches `x`, once."""
+    """Each rank's part of a tensor that operators write to: what is written reaches `x`, once.
+
+    A weight is whole, and rank 0's gradient is its own: the others' are equal, and dropped.
+    """
     parts = _pieces(x, layout, mesh.size)
     if isinstance(layout[0], Shard):
         return parts
-    return [x, *(x.clone() for _ in parts[1:])]
+    copies = [x.detach().clone().requires_grad_(x.requires_grad) for _ in parts[1:]]
+    return [x.view_as(x) if x.requires_grad else x, *copies]
 
 
 def _check_same(gradients: Sequence[Tensor], name: str) -> None:
