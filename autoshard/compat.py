@@ -16,10 +16,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.export import _trace as export_trace
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import (
     TreeSpec,
     keystr,
@@ -30,6 +32,14 @@ from torch.utils._pytree import (
 )
 
 TORCH_INTERNALS = (
+    "torch._ops.OpOverload",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.ops.aten._to_copy",
+    "torch.ops.aten._unsafe_view",
+    "torch.ops.aten._assert_tensor_metadata",
+    "torch.ops.aten._assert_scalar",
+    "torch.ops.aten._assert_async",
+    "torch._functorch",
     "torch._subclasses.fake_tensor.FakeTensor",
     "torch._subclasses.fake_tensor.FakeTensorMode",
     "torch.distributed.tensor.placement_types._StridedShard",
@@ -44,8 +54,11 @@ __all__ = [
     "ASSERTIONS",
     "GRAD",
     "TO_COPY",
+    "UNSAFE_VIEW",
     "FakeTensor",
     "FakeTensorMode",
+    "OpOverload",
+    "TorchDispatchMode",
     "TreeSpec",
     "aliased_arguments",
     "attributes_watched",
@@ -54,6 +67,7 @@ __all__ = [
     "functions_applied_by",
     "has_backward_hooks",
     "in_place_arguments",
+    "is_functorch",
     "local_tensor",
     "marked_grad_mode",
     "no_inference_mode",
@@ -118,7 +132,13 @@ def has_backward_hooks(module: torch.nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
+def is_functorch(target: object) -> bool:
+    """Whether a node's target is a piece of `torch.vmap` or `torch.func`."""
+    return (getattr(target, "__module__", "") or "").startswith("torch._functorch")
+
+
 TO_COPY = torch.ops.aten._to_copy.default
+UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 ASSERTIONS = (
     torch.ops.aten._assert_tensor_metadata.default,
     torch.ops.aten._assert_scalar.default,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from autoshard.compat import UNSAFE_VIEW
 from autoshard.mesh import Mesh
 from autoshard.runtime.operators import operator
 
@@ -61,7 +62,11 @@ class Site:
 
 def _reshape(site: Site) -> None:
     """A converted tensor may not be contiguous: a view becomes a reshape, to the rank's sizes."""
-    site.target, site.args, site.kwargs = aten.reshape.default, [site.args[0], list(site.results[0])], {}
+    site.target, site.args, site.kwargs = (
+        aten.reshape.default,
+        [site.args[0], list(site.results[0])],
+        {},
+    )
 
 
 def _expand(site: Site) -> None:
@@ -95,7 +100,7 @@ def _group_norm(site: Site) -> None:
 LOCAL_ARGUMENTS: dict[Any, Callable[[Site], None]] = {
     aten.view.default: _reshape,
     aten.reshape.default: _reshape,
-    aten._unsafe_view.default: _reshape,
+    UNSAFE_VIEW: _reshape,
     aten.unflatten.int: _reshape,
     aten.squeeze.default: _reshape,
     aten.expand.default: _expand,

@@ -7,7 +7,6 @@ Where a rule tells forms of a call apart, each form is a case.
 from __future__ import annotations
 
 import torch
-
 from rules_harness import Case, bools, case, complexes, exactly, ints, normal, uniform
 
 

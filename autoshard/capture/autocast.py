@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoshard.compat import TO_COPY
+from autoshard.compat import (
+    TO_COPY,
+    TorchDispatchMode,
+)
 
 aten = torch.ops.aten
 

@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from autoshard.capture.memory import functionalize, updates_statistics, written
 from autoshard.capture.regions import inline_regions
-from autoshard.compat import ASSERTIONS
+from autoshard.compat import (
+    ASSERTIONS,
+    OpOverload,
+)
 
 aten = torch.ops.aten
 

@@ -6,12 +6,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from autoshard.capture.captured import Captured
 from autoshard.capture.memory import pinned, updates_statistics, written
+from autoshard.compat import OpOverload, is_functorch
 from autoshard.errors import CaptureError
 from autoshard.graph import Op, OpGraph, Ref, Slot, TensorMeta
 
@@ -288,8 +288,7 @@ def _foreign(node: Node) -> CaptureError:
     name = getattr(node.target, "__name__", str(node.target))
     if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return _data_dependent(node)
-    module = getattr(node.target, "__module__", "") or ""
-    if module.startswith("torch._functorch"):
+    if is_functorch(node.target):
         name = f"torch.vmap or torch.func ({name})"
     elif "higher_order" in str(node.target):
         name = f"torch.{name}"

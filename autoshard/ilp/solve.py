@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -129,7 +130,9 @@ def _backend(name: str, time_limit_s: float, *, relax: bool = False) -> pulp.LpS
     }
     if name == "HiGHS":
         return _HiGHS(**common, random_seed=0, solver="simplex" if relax else "choose")
-    return pulp.PULP_CBC_CMD(**common, options=["RandomS 1"])
+    with warnings.catch_warnings():  # PuLP 3 ships CBC, and says that PuLP 4 will not
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return pulp.PULP_CBC_CMD(**common, options=["RandomS 1"])
 
 
 def _state(problem: Problem) -> _Program:

@@ -61,7 +61,9 @@ class Template:
         for pattern in results:
             for dim in pattern.dims:
                 if _stem(dim) not in known and _stem(dim):
-                    raise RuleError(f"Factor '{dim}' of '{pattern.name}' is in no operand.", repr(text))
+                    raise RuleError(
+                        f"Factor '{dim}' of '{pattern.name}' is in no operand.", repr(text)
+                    )
         groups = tuple(frozenset(part.split("+")) for part in linear.split("|") if part)
         names = {pattern.name for pattern in operands}
         for group in groups:
@@ -86,7 +88,10 @@ class Template:
             dims[given.position], names[pattern.name] = bound, given.position
         if any(found is None for found in dims) or len(call.results) != len(self.results):
             return None
-        results = [_result(p, meta.shape if meta else (), sizes) for p, meta in zip(self.results, call.results, strict=True)]
+        results = [
+            _result(p, meta.shape if meta else (), sizes)
+            for p, meta in zip(self.results, call.results, strict=True)
+        ]
         if any(found is None for found in results):
             return None
         absent = {p.name for p in self.operands} - set(names)
@@ -106,7 +111,9 @@ def _tensors(text: str, rule: str) -> tuple[TensorPattern, ...]:
     while text[end:].strip():
         match = _TENSOR.match(text, end)
         if not match:
-            raise RuleError(f"Cannot read '{text[end:].strip()}'.", repr(rule), "Write name[dim, …].")
+            raise RuleError(
+                f"Cannot read '{text[end:].strip()}'.", repr(rule), "Write name[dim, …]."
+            )
         dims = tuple(part.strip() for part in match[3].split(",") if part.strip())
         for dim in dims:
             if not _FACTOR.fullmatch(dim):

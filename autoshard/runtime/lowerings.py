@@ -18,7 +18,9 @@ Tensors = Sequence[Tensor]
 MEAN, SUM = 1, 2
 
 
-def vocab_embedding(comm: Communicator, weights: Tensors, ids: Tensors, padding_idx: int) -> list[Tensor]:
+def vocab_embedding(
+    comm: Communicator, weights: Tensors, ids: Tensors, padding_idx: int
+) -> list[Tensor]:
     """Look up the ids whose rows a rank holds; the rest are zeros. The ranks' results are shares."""
     found = []
     for weight, wanted, rank in zip(weights, ids, comm.ranks, strict=True):
@@ -92,7 +94,9 @@ def mean_cross_entropy(
     """The mean over rows that are split: each rank's sum over the count of all; shares."""
     counts = comm.all_reduce([(t != ignore_index).sum() for t in target])
     return [
-        F.cross_entropy(z, t, reduction="sum", ignore_index=ignore_index, label_smoothing=label_smoothing)
+        F.cross_entropy(
+            z, t, reduction="sum", ignore_index=ignore_index, label_smoothing=label_smoothing
+        )
         / count
         for z, t, count in zip(logits, target, counts, strict=True)
     ]
@@ -158,5 +162,11 @@ class _Seeded:
 
 ALL: dict[str, Callable[..., list[Tensor]]] = {
     f.__name__: f
-    for f in (vocab_embedding, vocab_cross_entropy, mean_cross_entropy, split_dropout, split_attention)
+    for f in (
+        vocab_embedding,
+        vocab_cross_entropy,
+        mean_cross_entropy,
+        split_dropout,
+        split_attention,
+    )
 }
