@@ -1,8 +1,9 @@
 """A training step of a small Llama on gloo processes: autoshard, torch's own tensor parallelism, by hand.
 
-The three programs split the same layers of the same model and train with the same optimizer:
+The programs train the same model with the same optimizer:
 
-- autoshard: the plan that the solver finds;
+- autoshard: the plan that the solver finds with `search="tensor"`, no name given;
+- autoshard, same layers: the same with the embedding and the head held replicated, as the next two do;
 - parallelize_module: `torch.distributed.tensor.parallel` with the plan written by hand;
 - by hand: local `nn.Linear` shards between Megatron's f and g, each a raw all-reduce.
 
@@ -47,11 +48,11 @@ class Settings:
     intermediate: int = 1376
     heads: int = 8
     kv_heads: int = 4
-    vocabulary: int = 4096
+    vocabulary: int = 1024
     batch: int = 4
     sequence: int = 128
     rounds: int = 15
-    optimizer: str = "foreach"
+    optimizer: str = "fused"
     hardware: str = "cpu-gloo"
 
 
@@ -85,21 +86,30 @@ def inputs(settings: Settings) -> dict[str, Any]:
 
 def by_autoshard(settings: Settings) -> nn.Module:
     """The solver's plan."""
+    return _sharded(settings, {})
+
+
+def same_layers(settings: Settings) -> nn.Module:
+    """The solver's plan for the layers alone: the set that the hand-written programs split."""
+    ends = ("*embed_tokens.weight", "*lm_head.weight", "model.norm.weight")
+    return _sharded(settings, dict.fromkeys(ends, "replicated"))
+
+
+def _sharded(settings: Settings, constraints: dict[str, str]) -> nn.Module:
     sharded = autoshard.autoshard(
         build(settings),
         settings.ranks,
         kwargs=inputs(settings),
         hardware=settings.hardware,
         search="tensor",
-        constraints={"*embed_tokens.weight": "replicated", "*lm_head.weight": "replicated"},
+        constraints=constraints,
     )
     for weight in sharded.plan.weights:
         last = weight.fqn.split(".")[-2]
-        wanted = "column" if last in COLUMN else "row" if last in ROW else "replicated"
+        wanted = "column" if last in COLUMN else "row" if last in ROW else weight.split
         if weight.split != wanted:
-            logging.warning(
-                "%s is %s, where Megatron's plan has %s", weight.fqn, weight.split, wanted
-            )
+            text = "%s is %s, where Megatron's plan has %s"
+            logging.warning(text, weight.fqn, weight.split, wanted)
     return sharded
 
 
@@ -204,9 +214,11 @@ def share_inputs(model: nn.Module) -> None:
 
 PROGRAMS: dict[str, Callable[[Settings], nn.Module]] = {
     "autoshard": by_autoshard,
+    "autoshard, same layers": same_layers,
     "parallelize_module": by_parallelize_module,
     "by hand": by_hand,
 }
+OURS = ("autoshard", "autoshard, same layers")
 
 
 # --- timing -------------------------------------------------------------------------------------
@@ -254,7 +266,7 @@ def measure(settings: Settings) -> dict[str, Any]:
             losses[name].append(loss.item())
             if round_number > 1:  # the first two warm up
                 times[name].append((forward - started, backward - forward, done - backward))
-    return {"times": times, "losses": losses, "plan": models["autoshard"].plan.to_json()}
+    return {"times": times, "losses": losses}
 
 
 def _rank(rank: int, settings: Settings, folder: str) -> None:
@@ -284,9 +296,15 @@ def run(settings: Settings) -> dict[str, Any]:
         | {"step": 1e3 * statistics.median(map(sum, times))}
         for name, times in found["times"].items()
     }
-    ours = medians["autoshard"]["step"]
-    ratios = {name: ours / row["step"] for name, row in medians.items() if name != "autoshard"}
-    return {"medians_ms": medians, "ratios": ratios}
+    return {"medians_ms": medians, "ratios": {name: _ratios(medians, name) for name in OURS}}
+
+
+def _ratios(medians: dict[str, dict[str, float]], ours: str) -> dict[str, float]:
+    return {
+        name: medians[ours]["step"] / row["step"]
+        for name, row in medians.items()
+        if name not in OURS
+    }
 
 
 def _check_losses(losses: dict[str, list[float]]) -> None:
