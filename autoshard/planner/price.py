@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from autoshard.cost.model import Pricer
-from autoshard.fold import Folded, ValueGroup
-from autoshard.graph import Op, Ref
+from autoshard.fold import ValueGroup
+from autoshard.graph import Op
 from autoshard.ilp.problem import Node, Problem, Tensor, Use
 from autoshard.placement import I, Layout, R, Shard, convertible
+from autoshard.planner.survey import Flags
 from autoshard.strategies import Strategies, Strategy
-
-Flags = tuple[tuple[bool, ...], tuple[bool, ...]]
 
 
 def price(
-    strategies: Strategies, pricer: Pricer, kept: dict[Ref, bool], budget_bytes: int | None
+    strategies: Strategies,
+    pricer: Pricer,
+    flags: Sequence[Counter[Flags]],
+    budget_bytes: int | None,
 ) -> Problem:
     """The problem of choosing among `strategies` at these prices.
 
     Args:
         strategies: what may be chosen.
         pricer: what it costs.
-        kept: for each tensor, whether it goes through memory.
+        flags: for each class, what goes through memory; see `survey.Survey`.
         budget_bytes: of memory a rank, or None.
     """
     folded = strategies.folded
-    nodes = tuple(_node(strategies, pricer, kept, i) for i in range(len(folded.classes)))
+    nodes = tuple(_node(strategies, pricer, flags[i], i) for i in range(len(folded.classes)))
     tensors = tuple(_tensor(strategies, pricer, group) for group in folded.groups)
     return Problem(nodes, tensors, budget_bytes)
 
 
-def _node(strategies: Strategies, pricer: Pricer, kept: dict[Ref, bool], index: int) -> Node:
+def _node(strategies: Strategies, pricer: Pricer, flags: Counter[Flags], index: int) -> Node:
     folded = strategies.folded
     cls, rule = folded.classes[index], strategies.rules[index]
     op, operands = cls.op, folded.operand_metas(index)
-    flags = memory_flags(folded, kept, index)
     costs, ties, sizes, transients = [], [], [], []
     for strategy in strategies.choices[index]:
         if op.stored:
@@ -60,24 +62,6 @@ def _node(strategies: Strategies, pricer: Pricer, kept: dict[Ref, bool], index: 
             transients.append(_result_bytes(pricer, op, strategy))
         ties.append(_tie(strategy) + _stored_tie(op, strategy))
     return Node(cls.key, cls.count, tuple(costs), tuple(ties), tuple(sizes), tuple(transients))
-
-
-def memory_flags(folded: Folded, kept: dict[Ref, bool], index: int) -> Counter[Flags]:
-    """Which operands and results go through memory, and for how many members of a class."""
-    return Counter(
-        _flags(folded.graph.by_name[name], kept) for name in folded.classes[index].members
-    )
-
-
-def _flags(op: Op, kept: dict[Ref, bool]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Which operands and results of an operator go through memory.
-
-    Members of one class may differ: the last layer's sum goes to another kind of operator.
-    """
-    return (
-        tuple([kept.get(ref, True) for ref in op.operands]),
-        tuple([kept.get(Ref(op.name, i), True) for i in range(len(op.results))]),
-    )
 
 
 def _activation_bytes(

@@ -12,7 +12,6 @@ from autoshard.cuts import Dimensions, possible_cuts
 from autoshard.graph import TensorMeta
 from autoshard.plan_types import CostTerm
 from autoshard.planner.decide import Decided
-from autoshard.planner.price import memory_flags
 from autoshard.planner.survey import Survey
 
 Powers = tuple[int, int]
@@ -83,7 +82,7 @@ def _compute(
             )
             continue
         powers = _op_powers(decided, index, scales)
-        for kept, count in memory_flags(folded, survey.in_memory, index).items():
+        for kept, count in survey.flags[index].items():
             for work in pricer.work(op, survey.rules[index], strategy, metas, kept):
                 yield _regime(work, pricer), powers, count * _seconds(work, pricer)
 
