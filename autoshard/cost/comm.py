@@ -9,7 +9,7 @@
              all-to-all
     alpha    time of one message step beside its bytes: `Link.latency_s`
     beta     seconds a byte: 1 / `Link.bandwidth(kind)`
-    launch   fixed time of one collective: `Link.launch_s`
+    launch   fixed time of one collective: `Link.launch(kind)`
     eta      `Link.in_switch_efficiency`
 
 Additions made on the way are not priced: they are hidden behind the link. Sympy is imported when
@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autoshard.cost.compute import roofline_s
-from autoshard.cost.hardware import KINDS, Hardware, Link
+from autoshard.cost.hardware import Hardware
+from autoshard.cost.link import KINDS, Link
 from autoshard.errors import OptionsError
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def collective_parts(kind: str, full_bytes: float, ranks: int, link: Link) -> Pa
         return Parts(0.0, 0.0, 0.0)
     at_rest = _compiled(kind, name)
     rounds, eta = (ranks - 1).bit_length(), link.in_switch_efficiency
-    launch = at_rest(ranks, rounds, 0.0, 0.0, 0.0, link.launch_s, eta)
+    launch = at_rest(ranks, rounds, 0.0, 0.0, 0.0, link.launch(kind), eta)
     latency = at_rest(ranks, rounds, 0.0, link.latency_s, 0.0, 0.0, eta)
     return Parts(launch, latency, total - launch - latency)
 
@@ -176,7 +177,7 @@ def _cheapest(kind: str, full_bytes: float, ranks: int, link: Link) -> tuple[flo
         return 0.0, "none"
     rounds = (ranks - 1).bit_length()
     beta = 1.0 / link.bandwidth(kind)
-    rest = (link.latency_s, beta, link.launch_s, link.in_switch_efficiency)
+    rest = (link.latency_s, beta, link.launch(kind), link.in_switch_efficiency)
     return min(
         ((_compiled(kind, name)(ranks, rounds, full_bytes, *rest), name) for name in names),
         key=lambda timed: timed[0],

@@ -17,62 +17,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
+from autoshard.cost.link import KINDS, TOPOLOGIES, Link, check, is_number, quoted, scaled
 from autoshard.errors import OptionsError
 
-TOPOLOGIES = ("switch", "mesh", "ring")
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+__all__ = [
+    "KINDS",
+    "TOPOLOGIES",
+    "Hardware",
+    "Link",
+    "hardware_from_dict",
+    "hardware_names",
+    "load_hardware",
+]
 
-
-@dataclass(frozen=True)
-class Link:
-    """What connects the ranks of one group, in the α–β model: a step of b bytes takes α + β·b.
-
-    Attributes:
-        name: what the report calls it: "NVLink 4 with NVSwitch".
-        latency_s: α, the time of one message step beside its bytes.
-        bandwidth_bytes_s: 1/β, what one rank can send (and, at the same time, receive) a second.
-        launch_s: fixed time of one collective: its kernel's launch and the library's protocol.
-        in_switch_reduction: whether the switch adds and multicasts (NVLink SHARP).
-        in_switch_efficiency: the part of the bandwidth that such an all-reduce reaches.
-        topology: "switch": every pair at full rate; "mesh": a wire to each other rank of the node,
-            so that a smaller group has fewer wires; "ring": neighbours only, both ways round.
-        kind_bandwidths_bytes_s: 1/β of those kinds of collectives that a library runs at another
-            rate than `bandwidth_bytes_s`, as pairs ("all_gather", bytes a second).
-    """
-
-    name: str
-    latency_s: float
-    bandwidth_bytes_s: float
-    launch_s: float
-    in_switch_reduction: bool = False
-    in_switch_efficiency: float = 0.85
-    topology: str = "switch"
-    kind_bandwidths_bytes_s: tuple[tuple[str, float], ...] = ()
-
-    def __post_init__(self) -> None:
-        _check(self, f"link '{self.name}'")
-        if self.topology not in TOPOLOGIES:
-            raise OptionsError(
-                f"'topology' is {self.topology!r}.",
-                f"link '{self.name}'",
-                f"Use one of {_quoted(TOPOLOGIES)}.",
-            )
-        for kind, _ in self.kind_bandwidths_bytes_s:
-            if kind not in KINDS:
-                raise OptionsError(
-                    f"'kind_bandwidths_bytes_s' has the unknown kind '{kind}'.",
-                    f"link '{self.name}'",
-                    f"Use {_quoted(KINDS)}.",
-                )
-
-    def bandwidth(self, kind: str) -> float:
-        """1/β for collectives of `kind`, in bytes a second."""
-        for name, rate in self.kind_bandwidths_bytes_s:
-            if name == kind:
-                return rate
-        return self.bandwidth_bytes_s
+ARITHMETIC = ("attention", "convolution")
+"""Kernels besides matrix products whose efficiency a profile may give."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +56,16 @@ class Hardware:
         ranks_per_node: how many ranks `intra` connects.
         copy_bandwidth_bytes_s: rate of local copies, read and written bytes together; None for the
             achievable memory bandwidth.
+        synchronous: whether operators run in the thread that launches them, as on a CPU: a launch
+            then adds to an operator's time, where an accelerator hides it behind the one before.
+        vector_flops: rate of elementwise arithmetic, in any floating dtype; None where memory is
+            always slower.
+        efficiencies: the part of the peak that "attention" and "convolution" reach, where it is not
+            `matmul_efficiency`.
+        parameter_s: what each parameter takes in a training step beside its bytes: handing over its
+            gradient, and its part of the optimizer's calls.
+        conversion_s: what one conversion takes beside its collectives and copies.
+        step_s: what a step takes beside its operators: the module's call, autograd's start.
     """
 
     name: str
@@ -110,9 +81,22 @@ class Hardware:
     inter: Link
     ranks_per_node: int
     copy_bandwidth_bytes_s: float | None = None
+    synchronous: bool = False
+    vector_flops: float | None = None
+    efficiencies: tuple[tuple[str, float], ...] = ()
+    parameter_s: float = 0.0
+    conversion_s: float = 0.0
+    step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self, f"hardware '{self.name}'")
+        check(self, f"hardware '{self.name}'")
+        for name, _ in self.efficiencies:
+            if name not in ARITHMETIC:
+                raise OptionsError(
+                    f"'efficiencies' has the unknown kind '{name}'.",
+                    f"hardware '{self.name}'",
+                    f"Use {quoted(ARITHMETIC)}.",
+                )
         if not self.peak_flops:
             raise OptionsError(
                 "'peak_flops' is empty.",
@@ -131,6 +115,13 @@ class Hardware:
             if name in listed:
                 return listed[name]
         return min(listed.values())
+
+    def achieved(self, dtype: str, kind: str = "product") -> float:
+        """FLOP/s that kernels of a kind reach: "product", "attention", "convolution", "vector"."""
+        if kind == "vector":
+            return math.inf if self.vector_flops is None else self.vector_flops
+        part = dict(self.efficiencies).get(kind, self.matmul_efficiency)
+        return self.peak(dtype) * part
 
     def link(self, ranks_in_group: int, stride: int) -> Link:
         """The link by which a group of ranks `stride` apart is priced: the slowest that it crosses.
@@ -175,17 +166,17 @@ class Hardware:
             share = ranks_in_group / block * (1.0 if block == self.ranks_per_node else 0.5)
         else:
             share = 1.0
-        return self.intra if share == 1.0 else _scaled(self.intra, share)
+        return self.intra if share == 1.0 else scaled(self.intra, share)
 
     def to_dict(self) -> dict[str, Any]:
         """The profile as a file holds it: `hardware_from_dict` reads it back."""
         data = asdict(self)
-        data["peak_flops"] = dict(self.peak_flops)
+        for name in ("peak_flops", "efficiencies"):
+            data[name] = dict(data[name])
         for side in ("intra", "inter"):
-            data[side]["kind_bandwidths_bytes_s"] = dict(data[side]["kind_bandwidths_bytes_s"])
-        if self.copy_bandwidth_bytes_s is None:
-            del data["copy_bandwidth_bytes_s"]
-        return data
+            for name in ("kind_bandwidths_bytes_s", "kind_launches_s"):
+                data[side][name] = dict(data[side][name])
+        return {key: value for key, value in data.items() if value is not None}
 
 
 _COMPUTED_AS: Mapping[str, tuple[str, ...]] = {
@@ -223,7 +214,7 @@ def load_hardware(hardware: str | Path | Hardware) -> Hardware:
         return _read(Path(text))
     raise OptionsError(
         f"There is no hardware profile '{text}'.",
-        fix=f"{_nearest(text, hardware_names())} The profiles are {_quoted(hardware_names())}; "
+        fix=f"{_nearest(text, hardware_names())} The profiles are {quoted(hardware_names())}; "
         "a path to a .toml or .json file works too.",
     )
 
@@ -250,7 +241,7 @@ def _read(path: Path) -> Hardware:
         raise OptionsError(
             "The hardware profile cannot be read.",
             f"{path}: {error}",
-            f"Give a TOML or JSON file, or one of {_quoted(hardware_names())}.",
+            f"Give a TOML or JSON file, or one of {quoted(hardware_names())}.",
         ) from error
     try:
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -272,7 +263,7 @@ def _parse(cls: type[T], data: object, where: str, prefix: str) -> T:
     known = {f.name: f for f in fields(cls)}
     for key in data:
         if key not in known:
-            fix = f"{_nearest(str(key), known)} The keys are {_quoted(known)}."
+            fix = f"{_nearest(str(key), known)} The keys are {quoted(known)}."
             raise OptionsError(f"The key '{prefix}{key}' is unknown.", where, fix)
     for key, spec in known.items():
         if key not in data and spec.default is MISSING:
@@ -294,23 +285,19 @@ def _value(spec: Field[Any], item: object, where: str, prefix: str) -> object:
     if spec.type == "Link":
         return _parse(Link, item, where, f"{key}.")
     if str(spec.type).startswith("tuple") and isinstance(item, Mapping):
-        bad = next((k for k, v in item.items() if not _is_number(v)), None)
+        bad = next((k for k, v in item.items() if not is_number(v)), None)
         if bad is None:
             return tuple((str(k), float(v)) for k, v in item.items())
         raise OptionsError(f"'{key}.{bad}' is {item[bad]!r}.", where, "Expected a number.")
-    if spec.type in ("float", "float | None") and _is_number(item):
+    if spec.type in ("float", "float | None") and is_number(item):
         return float(item)
-    if spec.type == "int" and _is_number(item) and float(item).is_integer():
+    if spec.type == "int" and is_number(item) and float(item).is_integer():
         return int(item)
     if (spec.type == "bool" and isinstance(item, bool)) or (
         spec.type == "str" and isinstance(item, str)
     ):
         return item
     raise OptionsError(f"'{key}' is {item!r}.", where, f"Expected {_expected(spec)}.")
-
-
-def _is_number(item: object) -> TypeGuard[int | float]:
-    return isinstance(item, int | float) and not isinstance(item, bool)
 
 
 def _expected(spec: Field[Any]) -> str:
@@ -327,41 +314,6 @@ def _expected(spec: Field[Any]) -> str:
     return by_type.get(str(spec.type), "a number")
 
 
-def _check(profile: Hardware | Link, where: str) -> None:
-    """Refuse numbers that no hardware has: the name of a field says its range.
-
-    A rate may be infinite (profile `ideal`), a time may be 0.
-    """
-    for spec in fields(profile):
-        value = getattr(profile, spec.name)
-        pairs = value if isinstance(value, tuple) else ((spec.name, value),)
-        for name, number in pairs:
-            if not _is_number(number):
-                continue
-            rate = spec.name.endswith("_bytes_s") or spec.name == "peak_flops"
-            if spec.name.endswith("_efficiency"):
-                good, fix = 0 < number <= 1, "It is above 0, at most 1."
-            elif rate:
-                good, fix = number > 0, "A rate is above 0."
-            elif spec.name.endswith("_s"):
-                good, fix = 0 <= number < math.inf, "A time is at least 0, and finite."
-            else:
-                good, fix = 1 <= number < math.inf, "It is at least 1."
-            if not good:
-                raise OptionsError(f"'{name}' is {number}.", where, fix)
-
-
-def _scaled(link: Link, share: float) -> Link:
-    """`link` with a part of its bandwidth."""
-    kinds = tuple((kind, rate * share) for kind, rate in link.kind_bandwidths_bytes_s)
-    rate = link.bandwidth_bytes_s * share
-    return replace(link, bandwidth_bytes_s=rate, kind_bandwidths_bytes_s=kinds)
-
-
 def _nearest(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(names), 3, 0.5)
-    return f"Did you mean {_quoted(near, ' or ')}?" if near else "No name is near it."
-
-
-def _quoted(names: Iterable[str], joint: str = ", ") -> str:
-    return joint.join(f"'{name}'" for name in names)
+    return f"Did you mean {quoted(near, ' or ')}?" if near else "No name is near it."
