@@ -274,6 +274,33 @@ def different_inputs() -> list[str]:
     return texts
 
 
+def different_seeds() -> str:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 8))
+    x = torch.ones(4, 8)
+    torch.manual_seed(0)
+    sharded = autoshard.autoshard(model, dist.get_world_size(), (x,), hardware="ideal")
+    torch.manual_seed(dist.get_rank())
+    sharded.eval()
+    torch.testing.assert_close(sharded(x), model.eval()(x))  # nothing is drawn
+    sharded.train()
+    with pytest.raises(VerifyError) as raised:
+        sharded(x)
+    torch.manual_seed(3)
+    found = [sharded(x).detach() for _ in range(2)]
+    assert not torch.equal(found[0], found[1])
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, found)
+    for other in everyone:
+        torch.testing.assert_close(other, found, rtol=0, atol=0)
+    return text_of(raised.value)
+
+
+def test_ranks_with_different_seeds() -> None:
+    for text in run_ranks(different_seeds, 2):
+        assert "have different random states" in text
+        assert "torch.manual_seed" in text
+
+
 def test_ranks_with_different_plans() -> None:
     first, second = run_ranks(different_plans, 2)
     assert first.startswith("The ranks have different plans. From rank 0 (-) to rank 1 (+):")

@@ -36,6 +36,10 @@ class Backend(Protocol):
         """Check that every rank was given the same inputs."""
         ...
 
+    def check_random_state(self) -> None:
+        """Check that every rank will draw the same random numbers."""
+        ...
+
     def hold(self, leaf: Leaf, whole: Tensor) -> nn.Parameter | Tensor:
         """What the sharded module keeps of an original parameter or buffer."""
         ...
@@ -77,6 +81,9 @@ class SimulatorBackend:
         """There is one process."""
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """There is one process."""
+
+    def check_random_state(self) -> None:
         """There is one process."""
 
     def hold(self, leaf: Leaf, whole: Tensor) -> nn.Parameter | Tensor:

@@ -110,6 +110,22 @@ class DistributedBackend:
                 "DistributedSampler over these ranks.",
             )
 
+    def check_random_state(self) -> None:
+        """Compare the states of torch's generators.
+
+        Raises:
+            VerifyError: they differ.
+        """
+        states = [torch.get_rng_state()]
+        if self.device.type != "cpu":
+            states.append(torch.get_device_module(self.device).get_rng_state(self.device))
+        for rank, _ in self._different([_fingerprint(state) for state in states]):
+            raise VerifyError(
+                f"Ranks {dist.get_rank()} and {rank} have different random states, and the model drops at "
+                "random: what is whole on both would differ.",
+                fix="Call torch.manual_seed with one seed on every rank before the first step.",
+            )
+
     def _different(self, mine: Any) -> list[tuple[int, Any]]:
         """What other ranks have, where it is not what this one has; the ranks meet here."""
         found = []

@@ -36,6 +36,18 @@ def has_masks(graph: Graph) -> bool:
     return any(map(_drops, graph.nodes))
 
 
+def draws(graph: Graph) -> bool:
+    """Whether some operator of the graph draws random numbers."""
+    return any(_drops(node) or _is_random(node) for node in graph.nodes)
+
+
+def _is_random(node: Node) -> bool:
+    """Whether a node draws whatever its arguments: `rand_like`, `bernoulli`, `multinomial`, …"""
+    target: Any = node.target
+    tagged = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+    return tagged and target not in _PROBABILITY and target.namespace == "aten"
+
+
 def leave_out_masks(graph: Graph) -> None:
     """Let no operator of the graph drop; its nodes stay."""
     for node in graph.nodes:

@@ -25,6 +25,7 @@ from autoshard.graph import Ref
 from autoshard.plan_types import Plan
 from autoshard.rewrite import Leaf, Program
 from autoshard.runtime.backend import Backend
+from autoshard.runtime.masks import draws
 from autoshard.runtime.rebind import rebind
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class _Ready:
     def __init__(self, prepared: Prepared, backend: Backend) -> None:
         self.captured, self.program = prepared.captured, prepared.program
         self.module = backend.compile(prepared.program)
+        self.draws = draws(prepared.captured.fx_graph)
 
 
 class ShardedModule(nn.Module):
@@ -66,9 +68,10 @@ class ShardedModule(nn.Module):
         plan: the plan that it runs by.
         graph_module: what one rank runs, as a readable `torch.fx.GraphModule`.
         first_prepared: what was captured and rewritten first.
-        check_inputs: when the ranks compare their inputs, which must be the same on all: "first", at the
-            first call with new shapes; "always", which also finds a rank whose shapes alone are new, where
-            the others would wait for it; "never". Nothing is compared inside `torch.compile`.
+        check_inputs: when the ranks compare their inputs, which must be the same on all, and torch's random
+            state, where the model drops at random: "first", at the first call with new shapes; "always",
+            which also finds a rank whose shapes alone are new, where the others would wait for it;
+            "never". Nothing is compared inside `torch.compile`.
     """
 
     def __init__(self, plan: Plan, backend: Backend, first: Prepared, original: Original) -> None:
@@ -129,11 +132,14 @@ class ShardedModule(nn.Module):
         flat, spec = tree_flatten((args, kwargs))
         signature = self._signature(flat, spec)
         due = self.check_inputs == "always" or signature not in self._checked
-        if due and not torch.compiler.is_compiling():
+        due = due and not torch.compiler.is_compiling()
+        if due:
             self._check(signature, args, kwargs)
         ready = self._prepared.get(signature)
         if ready is None:
             ready = self._prepare(signature, args, kwargs, spec)
+        if due and ready.draws and self.check_inputs != "never":
+            self._backend.check_random_state()
         captured, program = ready.captured, ready.program
         if program is not self._current:
             self._place(program)
