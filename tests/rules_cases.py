@@ -45,7 +45,9 @@ ELEMENTWISE = [
     case("pow.Scalar", 2.5, normal(4, 12)),
     *_each("pow.Tensor_Tensor fmod.Tensor remainder.Tensor", uniform(4, 12), uniform(12)),
     *_each("eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar", ints(3, 4, 12), 1),
-    *_each("eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor", ints(3, 4, 12), ints(3, 4, 1)),
+    *_each(
+        "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor", ints(3, 4, 12), ints(3, 4, 1)
+    ),
     case("gt.Scalar", normal(4, 12), 0.0),
     *_each("logical_and logical_or logical_xor", bools(4, 12), bools(12)),
     *_each(
@@ -155,11 +157,22 @@ CONVOLUTIONS = [
     case("conv2d", normal(4, 12, 5, 4), normal(24, 2, 3, 3), normal(24), [1, 1], [1, 1], [1, 1], 6),
     case("conv2d", normal(4, 12, 5, 4), normal(24, 2, 3, 3), None, [1, 1], [1, 1], [1, 1], 6),
     case("conv2d", normal(4, 12, 5, 4), normal(24, 1, 3, 3), None, [1, 1], [1, 1], [1, 1], 12),
-    case("conv2d.padding", normal(4, 12, 5, 4), normal(12, 1, 3, 3), None, [1, 1], "same", [1, 1], 12),
+    case(
+        "conv2d.padding", normal(4, 12, 5, 4), normal(12, 1, 3, 3), None, [1, 1], "same", [1, 1], 12
+    ),
     case("conv3d", normal(2, 4, 3, 4, 3), normal(6, 4, 2, 2, 2)),
     case("conv_transpose1d", normal(4, 12, 5), normal(12, 8, 3)),
     case("conv_transpose1d", normal(4, 12, 5), normal(12, 4, 3), normal(24), [2], [1], [1], 6),
-    case("conv_transpose2d.input", normal(4, 12, 3, 4), normal(12, 4, 2, 2), None, [2, 2], [0, 0], [0, 0], 3),
+    case(
+        "conv_transpose2d.input",
+        normal(4, 12, 3, 4),
+        normal(12, 4, 2, 2),
+        None,
+        [2, 2],
+        [0, 0],
+        [0, 0],
+        3,
+    ),
     case("conv_transpose3d.input", normal(2, 4, 3, 2, 3), normal(4, 6, 2, 2, 2)),
 ]
 
@@ -305,12 +318,58 @@ NORMS = [
     case("group_norm", normal(4, 24, 3), 12, normal(24), normal(24)),
     case("group_norm", normal(4, 24, 3, 2), 4),
     case("group_norm", normal(4, 24, 3, 2), 1, normal(24)),
-    case("batch_norm", normal(4, 12, 3), normal(12), normal(12), normal(12, grad=False), uniform(12, grad=False), True, 0.1, 1e-5, True),
-    case("batch_norm", normal(4, 12, 3), normal(12), normal(12), normal(12, grad=False), uniform(12, grad=False), False, 0.1, 1e-5, True),
+    case(
+        "batch_norm",
+        normal(4, 12, 3),
+        normal(12),
+        normal(12),
+        normal(12, grad=False),
+        uniform(12, grad=False),
+        True,
+        0.1,
+        1e-5,
+        True,
+    ),
+    case(
+        "batch_norm",
+        normal(4, 12, 3),
+        normal(12),
+        normal(12),
+        normal(12, grad=False),
+        uniform(12, grad=False),
+        False,
+        0.1,
+        1e-5,
+        True,
+    ),
     case("batch_norm", normal(4, 12), None, None, None, None, True, 0.1, 1e-5, True),
-    case("instance_norm", normal(4, 12, 3), normal(12), normal(12), None, None, True, 0.1, 1e-5, True),
-    case("instance_norm", normal(4, 12, 3), None, None, normal(12, grad=False), uniform(12, grad=False), True, 0.1, 1e-5, True),
-    case("instance_norm", normal(4, 12, 3), None, None, normal(12, grad=False), uniform(12, grad=False), False, 0.1, 1e-5, True),
+    case(
+        "instance_norm", normal(4, 12, 3), normal(12), normal(12), None, None, True, 0.1, 1e-5, True
+    ),
+    case(
+        "instance_norm",
+        normal(4, 12, 3),
+        None,
+        None,
+        normal(12, grad=False),
+        uniform(12, grad=False),
+        True,
+        0.1,
+        1e-5,
+        True,
+    ),
+    case(
+        "instance_norm",
+        normal(4, 12, 3),
+        None,
+        None,
+        normal(12, grad=False),
+        uniform(12, grad=False),
+        False,
+        0.1,
+        1e-5,
+        True,
+    ),
     case("max_pool1d", normal(4, 12, 6), [2]),
     case("max_pool2d", normal(4, 12, 6, 4), [2, 2], [2, 2], [1, 1]),
     case("max_pool2d", normal(12, 6, 4), [2, 2]),
@@ -338,7 +397,10 @@ LOSSES = [
     ],
     case("cross_entropy_loss", normal(12, 8), ints(8, 12), None, 1, 3),
     case("cross_entropy_loss", normal(8), ints(8)),
-    *[case("cross_entropy_loss", normal(4, 8, 6), ints(8, 4, 6), None, reduction) for reduction in (0, 1, 2)],
+    *[
+        case("cross_entropy_loss", normal(4, 8, 6), ints(8, 4, 6), None, reduction)
+        for reduction in (0, 1, 2)
+    ],
     *[
         case(loss, normal(4, 12), normal(4, 12), reduction)
         for loss in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
@@ -356,8 +418,21 @@ ATTENTION = [
     case("scaled_dot_product_attention", Q, K, V, normal(4, 1, 12)),
     case("scaled_dot_product_attention", Q, K, V, exactly([[True] * 12] * 6)),
     case("scaled_dot_product_attention", normal(2, 4, 12, 8), K, V, None, 0.0, True),
-    case("scaled_dot_product_attention", normal(2, 8, 6, 4), normal(2, 4, 6, 4), normal(2, 4, 6, 4), enable_gqa=True),
-    case("scaled_dot_product_attention", normal(2, 12, 6, 4), normal(2, 4, 6, 4), normal(2, 4, 6, 4), normal(2, 12, 6, 6), enable_gqa=True),
+    case(
+        "scaled_dot_product_attention",
+        normal(2, 8, 6, 4),
+        normal(2, 4, 6, 4),
+        normal(2, 4, 6, 4),
+        enable_gqa=True,
+    ),
+    case(
+        "scaled_dot_product_attention",
+        normal(2, 12, 6, 4),
+        normal(2, 4, 6, 4),
+        normal(2, 4, 6, 4),
+        normal(2, 12, 6, 6),
+        enable_gqa=True,
+    ),
     case("scaled_dot_product_attention", normal(12, 6, 8), normal(12, 6, 8), normal(12, 6, 12)),
 ]
 

@@ -58,7 +58,9 @@ def normal(*shape: int, dtype: torch.dtype = torch.float64, grad: bool = True) -
 
 def uniform(*shape: int, low: float = 0.1, high: float = 0.9, grad: bool = True) -> Spec:
     """A float64 tensor of numbers between `low` and `high`."""
-    return Spec(lambda g: torch.rand(shape, generator=g, dtype=torch.float64) * (high - low) + low, grad)
+    return Spec(
+        lambda g: torch.rand(shape, generator=g, dtype=torch.float64) * (high - low) + low, grad
+    )
 
 
 def ints(high: int, *shape: int, low: int = 0) -> Spec:
@@ -105,7 +107,14 @@ class Case:
         return self.target.removeprefix("aten.").removesuffix(".default")
 
 
-def case(target: str, *args: Any, splits: bool = True, values: bool = True, bound: float = BOUND, **kwargs: Any) -> Case:
+def case(
+    target: str,
+    *args: Any,
+    splits: bool = True,
+    values: bool = True,
+    bound: float = BOUND,
+    **kwargs: Any,
+) -> Case:
     """A case of `aten.<target>`; `.default` and `aten.` may be left out."""
     if not target.startswith(("aten.", "transformers.", "rules_tests.")):
         target = f"aten.{target}"
@@ -184,11 +193,19 @@ def build(found: Case) -> Single:
         return by_id[id(item)] if isinstance(item, Tensor) else item
 
     target = overload(found.target)
-    node = graph.call_function(target, _map(args, place), {k: _map(v, place) for k, v in kwargs.items()})
+    node = graph.call_function(
+        target, _map(args, place), {k: _map(v, place) for k, v in kwargs.items()}
+    )
     torch.manual_seed(0)
     with torch.no_grad():
         copies = _map(args, lambda v: v.detach().clone() if isinstance(v, Tensor) else v)
-        node.meta["val"] = target(*copies, **{k: _map(v, lambda x: x.detach().clone() if isinstance(x, Tensor) else x) for k, v in kwargs.items()})
+        node.meta["val"] = target(
+            *copies,
+            **{
+                k: _map(v, lambda x: x.detach().clone() if isinstance(x, Tensor) else x)
+                for k, v in kwargs.items()
+            },
+        )
     outputs = [node]
     if isinstance(node.meta["val"], (list, tuple)):
         node.meta["val"] = tuple(node.meta["val"])
@@ -204,7 +221,9 @@ def build(found: Case) -> Single:
     refs = tuple(reader.value(item) for item in outputs)
     spec = tree_flatten(())[1]
     captured = Captured(OpGraph(tuple(reader.ops)), graph, {}, (), spec, spec, refs, True)
-    return Single(found, captured, fold(captured.graph, uniform=False), tuple(tensors), args, kwargs)
+    return Single(
+        found, captured, fold(captured.graph, uniform=False), tuple(tensors), args, kwargs
+    )
 
 
 @contextmanager
@@ -262,7 +281,9 @@ def _shares(x: Tensor, n: int, seed: int) -> list[Tensor]:
     if x.is_floating_point() or x.is_complex():
         parts = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for _ in range(n - 1)]
     else:
-        parts = [torch.randint(-5, 5, x.shape, generator=generator).to(x.dtype) for _ in range(n - 1)]
+        parts = [
+            torch.randint(-5, 5, x.shape, generator=generator).to(x.dtype) for _ in range(n - 1)
+        ]
     return [*parts, x - sum(parts)] if parts else [x.clone()]
 
 
@@ -284,9 +305,14 @@ def read(xs: Sequence[Tensor], state: Placement, what: str) -> Tensor:
 
 
 def assert_close(found: Tensor, wanted: Tensor, bound: float, what: str) -> None:
-    assert found.shape == wanted.shape, f"{what}: shape {list(found.shape)}, wanted {list(wanted.shape)}"
+    assert found.shape == wanted.shape, (
+        f"{what}: shape {list(found.shape)}, wanted {list(wanted.shape)}"
+    )
     assert found.dtype == wanted.dtype, f"{what}: {found.dtype}, wanted {wanted.dtype}"
-    a, b = (torch.view_as_real(t.detach().resolve_conj()) if t.is_complex() else t.detach() for t in (found, wanted))
+    a, b = (
+        torch.view_as_real(t.detach().resolve_conj()) if t.is_complex() else t.detach()
+        for t in (found, wanted)
+    )
     if torch.equal(a, b):
         return
     a, b = a.double(), b.double()
@@ -320,7 +346,10 @@ def reference(single: Single) -> Reference:
     """Run the operator on the whole tensors, forward and backward."""
     own = {id(x): x.detach().clone().requires_grad_(x.requires_grad) for x in single.tensors}
     args = _map(single.args, lambda v: own[id(v)] if isinstance(v, Tensor) else v)
-    kwargs = {k: _map(v, lambda x: own[id(x)] if isinstance(x, Tensor) else x) for k, v in single.kwargs.items()}
+    kwargs = {
+        k: _map(v, lambda x: own[id(x)] if isinstance(x, Tensor) else x)
+        for k, v in single.kwargs.items()
+    }
     torch.manual_seed(0)
     made = single.target(*args, **kwargs)
     results = tuple(made) if isinstance(made, (list, tuple)) else (made,)
@@ -333,14 +362,20 @@ def reference(single: Single) -> Reference:
 def _cotangent(result: Tensor | None, index: int) -> Tensor | None:
     if result is None or not result.requires_grad:
         return None
-    return torch.randn(result.shape, generator=torch.Generator().manual_seed(100 + index), dtype=result.dtype)
+    return torch.randn(
+        result.shape, generator=torch.Generator().manual_seed(100 + index), dtype=result.dtype
+    )
 
 
 def backward(
     results: Sequence[Tensor | None], cotangents: Sequence[Tensor | None], leaves: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the leaves; None for one that needs none, zeros for one that has none."""
-    pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if c is not None and r.requires_grad]  # type: ignore[union-attr]
+    pairs = [
+        (r, c)
+        for r, c in zip(results, cotangents, strict=True)
+        if c is not None and r.requires_grad
+    ]  # type: ignore[union-attr]
     wanted = [x for x in leaves if x.requires_grad]
     if not pairs or not wanted:
         return tuple(torch.zeros_like(x) if x.requires_grad else None for x in leaves)
@@ -349,7 +384,8 @@ def backward(
     )
     made = [next(found) if x.requires_grad else None for x in leaves]
     return tuple(
-        torch.zeros_like(x) if x.requires_grad and g is None else g for x, g in zip(leaves, made, strict=True)
+        torch.zeros_like(x) if x.requires_grad and g is None else g
+        for x, g in zip(leaves, made, strict=True)
     )
 
 
@@ -374,7 +410,12 @@ def execute(single: Single, found: Strategies, index: int, wanted: Reference) ->
     _check_gradients(single, strategy, given, of_result, wanted, n)
     for i, (x, state) in enumerate(zip(wanted.operands, states, strict=True)):
         if i in _written(found, single):
-            assert_close(read([y.detach() for y in given[f"x{i}"]], state, f"operand {i}"), x, single.case.bound, f"operand {i} afterwards")
+            assert_close(
+                read([y.detach() for y in given[f"x{i}"]], state, f"operand {i}"),
+                x,
+                single.case.bound,
+                f"operand {i} afterwards",
+            )
 
 
 def _written(found: Strategies, single: Single) -> set[int]:
@@ -392,7 +433,9 @@ def _decided(single: Single, found: Strategies, index: int) -> Decided:
             choices.append((Strategy((), (operands[cls.op.name],)),))
             choice.append(0)
         elif cls.op.kind == "output":
-            choices.append((Strategy(tuple(strategy.results[ref.index] for ref in cls.op.operands), ()),))
+            choices.append(
+                (Strategy(tuple(strategy.results[ref.index] for ref in cls.op.operands), ()),)
+            )
             choice.append(0)
         else:
             choices.append(found.choices[single.call])
@@ -400,9 +443,13 @@ def _decided(single: Single, found: Strategies, index: int) -> Decided:
     return Decided(replace(found, choices=tuple(choices)), tuple(choice))
 
 
-def _check_result(single: Single, xs: list[Tensor], whole: Tensor, state: Placement, n: int, what: str) -> None:
+def _check_result(
+    single: Single, xs: list[Tensor], whole: Tensor, state: Placement, n: int, what: str
+) -> None:
     for x in xs:
-        assert tuple(x.shape) == local_shape(tuple(whole.shape), (state,), (n,)), f"{what}: {list(x.shape)}"
+        assert tuple(x.shape) == local_shape(tuple(whole.shape), (state,), (n,)), (
+            f"{what}: {list(x.shape)}"
+        )
     if single.case.values:
         assert_close(read(xs, state, what), whole, single.case.bound, what)
 
@@ -447,7 +494,9 @@ def check(found: Case, ranks: Sequence[int] = (2, 4)) -> int:
         assert rule is not None, f"{found.target} has no rule for this call"
         choices = listed.choices[single.call]
         if n == 2:
-            assert any(map(splits, choices)) == found.splits, f"{rule}: {'; '.join(map(str, choices))}"
+            assert any(map(splits, choices)) == found.splits, (
+                f"{rule}: {'; '.join(map(str, choices))}"
+            )
         for index, strategy in enumerate(choices):
             try:
                 execute(single, listed, index, wanted)
@@ -456,4 +505,3 @@ def check(found: Case, ranks: Sequence[int] = (2, 4)) -> int:
                 raise
             executed += 1
     return executed
-

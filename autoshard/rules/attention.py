@@ -27,15 +27,17 @@ def _attention(call: Call) -> Rule | None:
     keys = (*batch, heads, WHOLE, WHOLE)
     width = names.fresh(v[-1])
     y = (*batch, heads + groups, queries, width)
-    operands: list[Dims] = [(*batch, heads + groups, queries, WHOLE), keys, (*batch, heads, WHOLE, width)]
+    operands: list[Dims] = [
+        (*batch, heads + groups, queries, WHOLE),
+        keys,
+        (*batch, heads, WHOLE, width),
+    ]
     mask = call.arg(3, "attn_mask")
     if isinstance(mask, Operand):
         operands.append(_mask(mask.meta.shape, q, (*batch, heads + groups, queries)))
     drops = bool(call.arg(4, "dropout_p", 0.0))
     specials = tuple(Special(f, "split_dropout") for f, _ in names.items) if drops else ()
-    return Rule(
-        names.items, tuple(operands), (y,), (frozenset({2}),), specials, family="attention"
-    )
+    return Rule(names.items, tuple(operands), (y,), (frozenset({2}),), specials, family="attention")
 
 
 def _mask(shape: tuple[int, ...], q: tuple[int, ...], dims: tuple[Dim, ...]) -> Dims:

@@ -63,7 +63,11 @@ def _einsum(call: Call) -> Rule | None:
             return None
         for letter, size in zip(term, meta.shape, strict=True):
             sizes[letter] = max(size, sizes.get(letter, 1))
-    if any(m.shape[i] != sizes[c] for t, m in zip(terms, call.operands, strict=True) for i, c in enumerate(t)):
+    if any(
+        m.shape[i] != sizes[c]
+        for t, m in zip(terms, call.operands, strict=True)
+        for i, c in enumerate(t)
+    ):
         return None
 
     def dims(term: str) -> Dims:
@@ -75,7 +79,9 @@ def _einsum(call: Call) -> Rule | None:
 
 
 _CONV = "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv1d.padding aten.conv2d.padding"
-_CONV_TRANSPOSED = "aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input"
+_CONV_TRANSPOSED = (
+    "aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input"
+)
 
 
 @DEFAULT.computed(f"{_CONV} {_CONV_TRANSPOSED}")

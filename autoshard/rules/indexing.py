@@ -46,7 +46,11 @@ def _gather(call: Call) -> Rule:
 def _index(call: Call) -> Rule | None:
     """Leading indexed dimensions with one index each: the rest of the source is independent."""
     given = call.arg(1, "indices")
-    if not isinstance(given, tuple) or len(call.operands) != 2 or not isinstance(given[-1], Operand):
+    if (
+        not isinstance(given, tuple)
+        or len(call.operands) != 2
+        or not isinstance(given[-1], Operand)
+    ):
         return None
     index, at = given[-1].meta, len(given) - 1
     if index.dtype == "bool":

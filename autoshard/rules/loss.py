@@ -28,11 +28,19 @@ def _cross_entropy(call: Call) -> Rule | None:
     if reduction == MEAN:
         specials += [Special(f, "mean_cross_entropy") for row in rows for f in row]
     return Rule(
-        names.items, (logits, rows), (y,), (), tuple(specials), "loss", contiguous=frozenset(classes)
+        names.items,
+        (logits, rows),
+        (y,),
+        (),
+        tuple(specials),
+        "loss",
+        contiguous=frozenset(classes),
     )
 
 
-@DEFAULT.computed("aten.mse_loss.default aten.l1_loss.default aten.smooth_l1_loss.default aten.huber_loss.default")
+@DEFAULT.computed(
+    "aten.mse_loss.default aten.l1_loss.default aten.smooth_l1_loss.default aten.huber_loss.default"
+)
 def _elementwise_loss(call: Call) -> Rule | None:
     """A mean over equal shards is the sum of their means, each divided by their number."""
     x, reduction = call.shape(0), call.int_arg(2, "reduction", MEAN)

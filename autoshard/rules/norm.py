@@ -43,7 +43,11 @@ def _batch_norm(call: Call) -> Rule | None:
     space = whole(shape[2:]) if training else names.fresh_dims(shape[2:])
     x: Dims = (batch, channels, *space)
     running = [call.arg(i, "") for i in (3, 4)]
-    locked = frozenset(r.position for r in running if isinstance(r, Operand)) if training else frozenset()
+    locked = (
+        frozenset(r.position for r in running if isinstance(r, Operand))
+        if training
+        else frozenset()
+    )
     return Rule(
         names.items,
         (x, *(((channels,),) * (len(call.operands) - 1))),

@@ -19,14 +19,18 @@ def broadcast(call: Call) -> tuple[Names, tuple[Dims, ...], Dims]:
 def _aligned(meta: TensorMeta, shape: tuple[int, ...], out: Dims) -> Dims:
     """Dims of an operand whose trailing dimensions line up with the result's."""
     skip = len(shape) - len(meta.shape)
-    return tuple([out[skip + i] if size == shape[skip + i] else WHOLE for i, size in enumerate(meta.shape)])
+    return tuple(
+        [out[skip + i] if size == shape[skip + i] else WHOLE for i, size in enumerate(meta.shape)]
+    )
 
 
 def _is_float(meta: TensorMeta | None) -> bool:
     return meta is not None and meta.dtype in FLOATS
 
 
-def _pointwise(call: Call, linear: tuple[frozenset[int], ...] = (), family: str = "pointwise") -> Rule:
+def _pointwise(
+    call: Call, linear: tuple[frozenset[int], ...] = (), family: str = "pointwise"
+) -> Rule:
     names, operands, out = broadcast(call)
     if not all(map(_is_float, call.results)):
         linear = ()
@@ -128,7 +132,9 @@ DEFAULT.add(_names(_ALIAS), _alias)
 DEFAULT.add(_names(_LIKE), _filled_like)
 DEFAULT.add(_names("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor"), _sum_of_two)
 DEFAULT.add(_names("mul.Tensor mul.Scalar"), _product)
-DEFAULT.add(_names("div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode true_divide.Tensor"), _quotient)
+DEFAULT.add(
+    _names("div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode true_divide.Tensor"), _quotient
+)
 DEFAULT.add(_names("where.self where.ScalarOther where.ScalarSelf where.Scalar"), _where)
 DEFAULT.add(_names("masked_fill.Scalar masked_fill.Tensor"), _masked_fill)
 DEFAULT.add(_names("dropout"), _dropout)

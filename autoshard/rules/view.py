@@ -65,7 +65,9 @@ def _cuts(sizes: tuple[int, ...]) -> list[int]:
     return found
 
 
-def _assign(dims: list[Dim], start: int, sizes: tuple[int, ...], factors: list[int], named: list[Dim]) -> None:
+def _assign(
+    dims: list[Dim], start: int, sizes: tuple[int, ...], factors: list[int], named: list[Dim]
+) -> None:
     at = 0
     for offset, size in enumerate(sizes):
         product, dim = 1, []
@@ -101,7 +103,9 @@ def _expand(call: Call) -> Rule | None:
     return _rule(names, tuple(x), tuple(y))
 
 
-@DEFAULT.computed("aten.permute.default aten.transpose.int aten.t.default aten.movedim.int aten.mT.default")
+@DEFAULT.computed(
+    "aten.permute.default aten.transpose.int aten.t.default aten.movedim.int aten.mT.default"
+)
 def _permute(call: Call) -> Rule | None:
     rank = len(call.shape(0))
     order = list(range(rank))
@@ -110,10 +114,17 @@ def _permute(call: Call) -> Rule | None:
         assert isinstance(given, tuple)
         order = [d % rank for d in given]
     elif call.target == "aten.movedim.int":
-        source, target = call.int_arg(1, "source", 0) % rank, call.int_arg(2, "destination", 0) % rank
+        source, target = (
+            call.int_arg(1, "source", 0) % rank,
+            call.int_arg(2, "destination", 0) % rank,
+        )
         order.insert(target, order.pop(source))
     elif rank > 1:
-        a, b = (call.int_arg(1, "dim0", 0), call.int_arg(2, "dim1", 1)) if call.target == "aten.transpose.int" else (-2, -1)
+        a, b = (
+            (call.int_arg(1, "dim0", 0), call.int_arg(2, "dim1", 1))
+            if call.target == "aten.transpose.int"
+            else (-2, -1)
+        )
         order[a % rank], order[b % rank] = order[b % rank], order[a % rank]
     names = Names()
     x = names.fresh_dims(call.shape(0))
@@ -149,7 +160,9 @@ def _unbind(call: Call) -> Rule:
     return _rule(names, (*y[:dim], WHOLE, *y[dim:]), y, len(call.results))
 
 
-@DEFAULT.computed("aten.split.Tensor aten.split_with_sizes.default aten.chunk.default aten.split.sizes")
+@DEFAULT.computed(
+    "aten.split.Tensor aten.split_with_sizes.default aten.chunk.default aten.split.sizes"
+)
 def _split(call: Call) -> Rule:
     """Equal parts are blocks: each is split over the ranks, and so is the whole, in blocks."""
     names, dim = Names(), _dim(call, 2)
@@ -177,7 +190,11 @@ def _cat(call: Call) -> Rule | None:
         x[dim] = names.fresh(shapes[0][dim])
         y[dim] = (*names.fixed(len(shapes)), *x[dim])
     return Rule(
-        names.items, (tuple(x),) * len(shapes), (tuple(y),), (frozenset(range(len(shapes))),), family="pointwise"
+        names.items,
+        (tuple(x),) * len(shapes),
+        (tuple(y),),
+        (frozenset(range(len(shapes))),),
+        family="pointwise",
     )
 
 
@@ -199,7 +216,9 @@ def _repeat(call: Call) -> Rule:
     return _rule(names, tuple(x), (WHOLE,) * skip + tuple(x), family="pointwise")
 
 
-@DEFAULT.computed("aten.flip.default aten.roll.default aten.pad.default aten.constant_pad_nd.default")
+@DEFAULT.computed(
+    "aten.flip.default aten.roll.default aten.pad.default aten.constant_pad_nd.default"
+)
 def _moved_within(call: Call) -> Rule | None:
     """Dimensions along which elements move, or that are padded, stay whole."""
     names, shape = Names(), call.shape(0)
@@ -225,4 +244,3 @@ def _touched(call: Call, rank: int) -> set[int] | None:
     given = call.arg(1 if "flip" in call.target else 2, "dims", ())
     assert isinstance(given, tuple)
     return {d % rank for d in given} or None
-
