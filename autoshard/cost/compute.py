@@ -61,10 +61,7 @@ def itemsize(dtype: str) -> int:
 
 
 def roofline_s(flops: float, traffic_bytes: float, dtype: str, hardware: Hardware) -> float:
-    """Seconds that one operator takes on one rank.
-
-    max(flops / (peak · matmul_efficiency), bytes / (memory bandwidth · memory_efficiency), launch),
-    and 0 where it neither computes nor moves anything (a view).
+    """Seconds that one operator takes on one rank, by the products' roofline; see `kernel_parts`.
 
     Args:
         flops: additions and multiplications, a fused pair counted as two.
@@ -74,9 +71,35 @@ def roofline_s(flops: float, traffic_bytes: float, dtype: str, hardware: Hardwar
     """
     if flops == 0 and traffic_bytes == 0:
         return 0.0
-    compute_s = flops / (hardware.peak(dtype) * hardware.matmul_efficiency) if flops else 0.0
+    return sum(kernel_parts(flops, traffic_bytes, dtype, hardware).values())
+
+
+def kernel_parts(
+    flops: float,
+    traffic_bytes: float,
+    dtype: str,
+    hardware: Hardware,
+    kind: str = "product",
+    launches: int = 1,
+) -> dict[str, float]:
+    """Seconds of one kernel on one rank, or of several of a kind, by what bounds them.
+
+    The slower of flops / achieved rate ("arithmetic") and bytes / achievable bandwidth ("memory"); an
+    accelerator hides a launch behind it, and takes the launch ("launch") where that is longer. Where
+    operators run in the thread that launches them, the launches come on top.
+
+    Args:
+        flops, traffic_bytes, dtype, hardware: as `roofline_s` takes them.
+        kind: of arithmetic, as `Hardware.achieved` takes it.
+        launches: how many kernels it is.
+    """
+    compute_s = flops / hardware.achieved(dtype, kind) if flops else 0.0
     memory_s = traffic_bytes / (hardware.memory_bandwidth_bytes_s * hardware.memory_efficiency)
-    return max(compute_s, memory_s, hardware.launch_s)
+    bound, taken = ("arithmetic", compute_s) if compute_s > memory_s else ("memory", memory_s)
+    launch_s = launches * hardware.launch_s
+    if hardware.synchronous:
+        return {bound: taken, "launch": launch_s}
+    return {bound: taken} if taken >= launch_s else {"launch": launch_s}
 
 
 def roofline_formula() -> tuple[Expr, str]:

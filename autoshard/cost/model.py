@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass
 
 from autoshard.cost.comm import collective_s, copy_s
-from autoshard.cost.compute import itemsize, roofline_s
+from autoshard.cost.compute import itemsize
+from autoshard.cost.eager import eager
+from autoshard.cost.fusion import Traffic
 from autoshard.cost.hardware import Hardware, Link
+from autoshard.cost.work import Site, Work, fused
 from autoshard.graph import Op, TensorMeta
 from autoshard.mesh import Mesh
 from autoshard.placement import (
@@ -34,15 +37,6 @@ class Step:
     phase: str
     bytes: int
     time_s: float
-
-
-@dataclass(frozen=True)
-class Work:
-    """One kernel on one rank: arithmetic, and bytes read and written."""
-
-    flops: float
-    traffic_bytes: float
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,7 @@ class Pricer:
         rule: Rule | None,
         strategy: Strategy,
         operands: tuple[TensorMeta, ...],
-        in_memory: tuple[tuple[bool, ...], tuple[bool, ...]],
+        traffic: Traffic,
     ) -> float:
         """Seconds of an operator, forward and (when training) backward.
 
@@ -82,11 +76,10 @@ class Pricer:
             rule: its rule; None prices it by the bytes it moves.
             strategy: how it runs.
             operands: metas of its operands.
-            in_memory: for each operand and each result, whether it goes through memory; the others
-                stay in a fused chain's registers.
+            traffic: how its tensors move.
         """
-        done = self.work(op, rule, strategy, operands, in_memory)
-        return sum(roofline_s(w.flops, w.traffic_bytes, w.dtype, self.hardware) for w in done)
+        done = self.work(op, rule, strategy, operands, traffic)
+        return sum([work.seconds(self.hardware) for work in done])
 
     def work(
         self,
@@ -94,39 +87,38 @@ class Pricer:
         rule: Rule | None,
         strategy: Strategy,
         operands: tuple[TensorMeta, ...],
-        in_memory: tuple[tuple[bool, ...], tuple[bool, ...]],
+        traffic: Traffic,
     ) -> tuple[Work, ...]:
-        """What an operator computes and moves, kernel by kernel; arguments as `op_s` takes them.
-
-        A product's backward is one more product for each operand that wants a gradient. An
-        elementwise operator's reads the results' gradients and what it took, and writes gradients.
-        """
-        if op.kind != "call" or (rule and rule.family == "view"):
+        """What an operator computes and moves, kernel by kernel; arguments as `op_s` takes them."""
+        if op.kind != "call":
             return ()
-        read = self._traffic(operands, strategy.operands, in_memory[0])
-        written = self._traffic(op.results, strategy.results, in_memory[1])
-        dtype = next((m.dtype for m in op.results if m), "float32")
-        forward = Work(
-            self._flops(op, rule, operands) / self._share(strategy), read + written, dtype
+        first = next((meta for meta in op.results if meta), None)
+        dtype = first.dtype if first else "float32"
+        results = self._sizes(op.results, strategy.results)
+        size = itemsize(dtype)
+        site = Site(
+            op,
+            rule.family if rule else "",
+            strategy.lowering,
+            self._sizes(operands, strategy.operands),
+            results,
+            tuple([meta.grad for meta in operands]),
+            results[0] // size if results else 0,
+            size,
+            self._flops(op, rule, operands) / self._share(strategy),
+            dtype,
+            self.train and any(meta is not None and meta.grad for meta in op.results),
         )
-        if not self.train or not any(m and m.grad for m in op.results):
-            return (forward,)
-        if forward.flops:
-            return (forward,) * (1 + max(1, sum(meta.grad for meta in operands)))
-        grads = self._traffic(operands, strategy.operands, tuple(m.grad for m in operands))
-        moved = written + (read if len(operands) > 1 else read // 2)
-        return forward, Work(0.0, moved + (grads if all(in_memory[0]) else 0), dtype)
+        return fused(site, traffic) if self.hardware.fused_pointwise else eager(site, traffic)
 
-    def _traffic(
-        self,
-        metas: tuple[TensorMeta | None, ...],
-        layouts: tuple[Layout, ...],
-        kept: tuple[bool, ...],
-    ) -> int:
-        return sum(
-            self.local_bytes(meta, layout)
-            for meta, layout, counts in zip(metas, layouts, kept, strict=True)
-            if meta is not None and counts
+    def _sizes(
+        self, metas: tuple[TensorMeta | None, ...], layouts: tuple[Layout, ...]
+    ) -> tuple[int, ...]:
+        return tuple(
+            [
+                self.local_bytes(meta, layout) if meta else 0
+                for meta, layout in zip(metas, layouts, strict=True)
+            ]
         )
 
     def _share(self, strategy: Strategy) -> int:

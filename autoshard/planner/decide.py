@@ -89,7 +89,7 @@ def decide(graph: OpGraph, options: Options, survey: Survey | None = None) -> De
     known = survey or surveyed(graph, options)
     found = derive(known.folded, options.mesh, search=options.search, rules=known.rules)
     strategies = constrained(found, options.constraints)
-    problem = price(strategies, options.pricer, known.flags, options.memory_budget_bytes)
+    problem = price(strategies, options.pricer, known.traffic, options.memory_budget_bytes)
     solution = solve(problem, solver=options.solver, time_limit_s=options.time_limit_s)
     return Decided(strategies, solution.choice, problem, solution)
 
@@ -133,7 +133,7 @@ def apply_plan(graph: OpGraph, plan: Plan) -> Decided:
         choice.append(texts.index(text))
     decided = Decided(strategies, tuple(choice))
     pricer = Pricer(load_hardware("ideal"), plan.mesh, train=False)
-    problem = price(strategies, pricer, known.flags, None)
+    problem = price(strategies, pricer, known.traffic, None)
     if not problem.possible(decided.choice):
         raise PlanError("The plan's strategies do not fit together.", fix="Plan again.")
     return decided
@@ -153,7 +153,7 @@ def follow_plan(graph: OpGraph, plan: Plan) -> Decided:
     )
     pinned = replace(strategies, choices=kept)
     pricer = Pricer(load_hardware("ideal"), plan.mesh, train=False)
-    solution = solve(price(pinned, pricer, known.flags, None))
+    solution = solve(price(pinned, pricer, known.traffic, None))
     return Decided(pinned, solution.choice)
 
 

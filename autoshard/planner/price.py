@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from autoshard.cost.fusion import Traffic
 from autoshard.cost.model import Pricer
 from autoshard.fold import ValueGroup
 from autoshard.graph import Op
 from autoshard.ilp.problem import Node, Problem, Tensor, Use
 from autoshard.placement import I, Layout, R, Shard, convertible
-from autoshard.planner.survey import Flags
 from autoshard.strategies import Strategies, Strategy
 
 
 def price(
     strategies: Strategies,
     pricer: Pricer,
-    flags: Sequence[Counter[Flags]],
+    traffic: Sequence[Counter[Traffic]],
     budget_bytes: int | None,
 ) -> Problem:
     """The problem of choosing among `strategies` at these prices.
@@ -25,16 +25,16 @@ def price(
     Args:
         strategies: what may be chosen.
         pricer: what it costs.
-        flags: for each class, what goes through memory; see `survey.Survey`.
+        traffic: for each class, how its tensors move; see `survey.Survey`.
         budget_bytes: of memory a rank, or None.
     """
     folded = strategies.folded
-    nodes = tuple(_node(strategies, pricer, flags[i], i) for i in range(len(folded.classes)))
+    nodes = tuple(_node(strategies, pricer, traffic[i], i) for i in range(len(folded.classes)))
     tensors = tuple(_tensor(strategies, pricer, group) for group in folded.groups)
     return Problem(nodes, tensors, budget_bytes)
 
 
-def _node(strategies: Strategies, pricer: Pricer, flags: Counter[Flags], index: int) -> Node:
+def _node(strategies: Strategies, pricer: Pricer, traffic: Counter[Traffic], index: int) -> Node:
     folded = strategies.folded
     cls, rule = folded.classes[index], strategies.rules[index]
     op, operands = cls.op, folded.operand_metas(index)
@@ -49,14 +49,14 @@ def _node(strategies: Strategies, pricer: Pricer, flags: Counter[Flags], index: 
         else:
             costs.append(
                 sum(
-                    count * pricer.op_s(op, rule, strategy, operands, (taken, made))
-                    for (taken, made), count in flags.items()
+                    count * pricer.op_s(op, rule, strategy, operands, moves)
+                    for moves, count in traffic.items()
                 )
                 / cls.count
             )
             saved = [
-                count * _activation_bytes(strategies, pricer, strategy, index, made)
-                for (_, made), count in flags.items()
+                count * _activation_bytes(strategies, pricer, strategy, index, moves.made)
+                for moves, count in traffic.items()
             ]
             sizes.append(-(-sum(saved) // cls.count))
             transients.append(_result_bytes(pricer, op, strategy))

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autoshard.cost.comm import collective_parts
-from autoshard.cost.compute import roofline_s
-from autoshard.cost.model import Pricer, Step, Work
+from autoshard.cost.model import Pricer, Step
 from autoshard.cuts import Dimensions, possible_cuts
 from autoshard.graph import TensorMeta
 from autoshard.plan_types import CostTerm
@@ -82,23 +81,10 @@ def _compute(
             )
             continue
         powers = _op_powers(decided, index, scales)
-        for kept, count in survey.flags[index].items():
-            for work in pricer.work(op, survey.rules[index], strategy, metas, kept):
-                yield _regime(work, pricer), powers, count * _seconds(work, pricer)
-
-
-def _seconds(work: Work, pricer: Pricer) -> float:
-    return roofline_s(work.flops, work.traffic_bytes, work.dtype, pricer.hardware)
-
-
-def _regime(work: Work, pricer: Pricer) -> str:
-    """What bounds a kernel."""
-    total = _seconds(work, pricer)
-    if work.flops and total == work.flops / (
-        pricer.hardware.peak(work.dtype) * pricer.hardware.matmul_efficiency
-    ):
-        return "arithmetic"
-    return "launch" if total == pricer.hardware.launch_s else "memory"
+        for moves, count in survey.traffic[index].items():
+            for work in pricer.work(op, survey.rules[index], strategy, metas, moves):
+                for what, seconds in work.parts(pricer.hardware).items():
+                    yield what, (0, 0) if what == "launch" else powers, count * seconds
 
 
 def _op_powers(decided: Decided, index: int, scales: Scaling) -> Powers:
