@@ -936,6 +936,48 @@ def test_in_place(what: str, ranks: int, options: dict[str, str]) -> None:
     assert_sound(InPlace(what), (torch.randn(4, 12),), ranks=ranks, **options)
 
 
+@pytest.mark.parametrize("what", IN_PLACE)
+@pytest.mark.parametrize("split", ["column", "row"])
+def test_in_place_before_a_layer_that_is_split(what: str, split: str) -> None:
+    constraints = {"a.weight": "column", "b.weight": split}
+    assert_sound(InPlace(what), (torch.randn(4, 12),), constraints=constraints)
+
+
+class Written(nn.Module):
+    """What holds nothing that is trained until something trained is written to it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.a, self.b = what, nn.Linear(12, 12), nn.Linear(12, 24)
+        self.token = parameter(12)
+        self.register_buffer("zeros", torch.zeros(4, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        if self.what == "zeros":
+            z = torch.zeros_like(y)
+            for i in range(4):
+                z[i] = y[i] * (i + 1) + (z[i - 1].clone() if i else 0)
+        elif self.what == "input":
+            z = x
+            z[0] = self.token
+        elif self.what == "buffer":
+            z = self.zeros.clone()
+            z[:, 3:6] = y[:, :3]
+        else:
+            with torch.no_grad():
+                z = torch.zeros_like(y)
+            view = z.t()
+            view[2].copy_(y.sum(1))
+        return self.b(z)
+
+
+@pytest.mark.parametrize("split", ["column", "row"])
+@pytest.mark.parametrize("what", ["zeros", "input", "buffer", "view"])
+def test_gradients_flow_through_what_is_written(what: str, split: str) -> None:
+    assert_sound(Written(what), (torch.randn(4, 12),), constraints={"b.weight": split})
+
+
 class InputIsWritten(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -10,15 +10,11 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from autoshard.capture.captured import Captured
+from autoshard.capture.gradients import carrying
 from autoshard.capture.memory import pinned, updates_statistics, written
 from autoshard.compat import OpOverload, is_functorch
 from autoshard.errors import CaptureError
 from autoshard.graph import Op, OpGraph, Ref, Slot, TensorMeta
-
-_NO_GRADIENT = frozenset({"aten.detach.default", "aten.zeros_like.default", "aten.ones_like.default",
-                          "aten.empty_like.default", "aten.full_like.default", "aten.new_zeros.default",
-                          "aten.new_ones.default", "aten.new_full.default", "aten.new_empty.default",
-                          "aten.floor_divide.default", "aten.sign.default"})  # fmt: skip
 
 
 def convert(program: torch.export.ExportedProgram, model: torch.nn.Module) -> Captured:
@@ -29,7 +25,7 @@ def convert(program: torch.export.ExportedProgram, model: torch.nn.Module) -> Ca
     """
     graph = program.graph
     leaves, tensors, inputs = _leaves(program)
-    reader = _Reader(leaves, pinned(graph))
+    reader = _Reader(leaves, pinned(graph), carrying(graph, trained(program)))
     for node in graph.nodes:
         reader.read(node)
     blocks = frozenset(
@@ -132,12 +128,12 @@ def _leaf(name: str, kind: str, fqns: tuple[str, ...], tensor: torch.Tensor) -> 
 class _Reader:
     """Reads fx nodes one after another into ops."""
 
-    def __init__(self, leaves: dict[str, Op | None], pinned: set[Node]) -> None:
+    def __init__(self, leaves: dict[str, Op | None], pinned: set[Node], carries: set[Node]) -> None:
         self.ops: list[Op] = []
         self._leaves = leaves
         self._pinned = pinned
+        self._carries = carries
         self._refs: dict[Node, Ref] = {}
-        self._grads: dict[Ref, bool] = {}
         self._metas: dict[tuple, TensorMeta] = {}
 
     def read(self, node: Node) -> None:
@@ -154,9 +150,7 @@ class _Reader:
             operands = tuple(dict.fromkeys(self._refs[n] for n in node.all_input_nodes))
             slots = tuple(map(Slot, range(len(operands))))
             self.ops.append(Op(node.name, "output", "output", slots, operands=operands))
-        elif (
-            node.op != "get_attr"
-        ):  # names the body of an operator that is refused where it is called
+        elif node.op != "get_attr":  # the body of an operator that is refused where it is called
             raise CaptureError(f"A node of kind {node.op} is not supported.", node.name)
 
     def value(self, item: Any) -> Any:
@@ -173,12 +167,9 @@ class _Reader:
             val = node.meta.get("val")
             metas = ()
             if isinstance(val, torch.Tensor):
-                grad = val.requires_grad and val.is_floating_point()
-                metas = (self._meta(val, grad),)
+                metas = (self._result(val, node in self._carries),)
             op = Op(node.name, "input", node.name, results=metas)
         self.ops.append(op)
-        if op.results and op.results[0]:
-            self._grads[Ref(op.name)] = op.results[0].grad
 
     def _call(self, node: Node) -> None:
         target = node.target
@@ -189,8 +180,7 @@ class _Reader:
         args = tuple([convert(a, operands) for a in node.args])
         kwargs = tuple([(k, convert(v, operands)) for k, v in node.kwargs.items()])
         text = _text(target)
-        grads = self._grads
-        grad = text not in _NO_GRADIENT and any(grads.get(ref) for ref in operands)
+        grad = node in self._carries
         meta = node.meta
         val = meta.get("val")
         several = isinstance(val, (tuple, list))
@@ -202,9 +192,6 @@ class _Reader:
         except _NotStatic as error:
             raise _data_dependent(node, shapes=True) from error
         self._refs[node] = Ref(name)
-        for index, result in enumerate(metas):
-            if result is not None and result.grad:
-                grads[Ref(name, index)] = True
         stack = meta.get("nn_module_stack")
         self.ops.append(
             Op(

@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from autoshard.capture.autocast import casts
+from autoshard.capture.gradients import carrying
 from autoshard.capture.memory import written
 from autoshard.compat import GRAD
 from autoshard.errors import CaptureError
@@ -146,7 +147,8 @@ def _cast_arguments(graph: Graph, node: Node, device: str, dtype: torch.dtype) -
 
 def _detach(graph: Graph, trained: Collection[str]) -> None:
     """Detach what operators take where gradients were off."""
-    carries: set[Node] = set()
+    without = {node for node in graph.nodes if not node.meta.get(GRAD, True)}
+    carries = carrying(graph, trained, ignore=without)
     detached: dict[Node, Node] = {}
 
     def taken(value: Node) -> Node:
@@ -161,12 +163,6 @@ def _detach(graph: Graph, trained: Collection[str]) -> None:
             detached[value].meta = dict(value.meta)
         return detached[value]
 
-    for node in list(graph.nodes):
-        if node.op == "placeholder" and node.name in trained:
-            carries.add(node)
-        elif node.op == "call_function" and node.target is not aten.detach.default:
-            if not node.meta.get(GRAD, True):
-                node.args = torch.fx.map_arg(node.args, taken)
-                node.kwargs = torch.fx.map_arg(node.kwargs, taken)
-            elif any(source in carries for source in node.all_input_nodes):
-                carries.add(node)
+    for node in [n for n in graph.nodes if n in without and n.op == "call_function"]:
+        node.args = torch.fx.map_arg(node.args, taken)
+        node.kwargs = torch.fx.map_arg(node.kwargs, taken)

@@ -15,6 +15,7 @@ from autoshard.compat import tree_flatten, tree_map
 from autoshard.errors import VerifyError
 from autoshard.runtime.backend import graph_module
 from autoshard.runtime.divergence import first_divergence
+from autoshard.runtime.errors import relative, weighted_sum
 from autoshard.runtime.masks import has_masks, leave_out_masks
 from autoshard.runtime.sharded_module import ShardedModule
 from autoshard.verification import Verification
@@ -177,7 +178,7 @@ def _train(
     reference: nn.Module, sharded: nn.Module, wanted: list[Tensor], found: list[Tensor]
 ) -> tuple[dict[str, float], float]:
     """The error of each gradient, and the worst of the parameters after a step."""
-    loss, mine = _loss(wanted), _loss(found)
+    loss, mine = weighted_sum(wanted), weighted_sum(found)
     if loss is None or mine is None:
         return {}, 0.0
     loss.backward()
@@ -201,29 +202,3 @@ def _gradient_error(found: Tensor | None, wanted: Tensor | None, floor: float) -
     if wanted is None:
         return 0.0 if found is None or not found.numel() else float(found.abs().max())
     return float("inf") if found is None else relative(found, wanted, floor)
-
-
-def _loss(outputs: list[Tensor]) -> Tensor | None:
-    """A sum that weighs every element of every output differently."""
-    total = None
-    for index, x in enumerate(outputs):
-        if x.is_floating_point() and x.requires_grad and x.numel():
-            generator = torch.Generator().manual_seed(index)
-            weights = torch.rand(x.shape, generator=generator, dtype=torch.float64).to(x.device)
-            term = (x.double() * weights).sum() / x.numel() ** 0.5
-            total = term if total is None else total + term
-    return total
-
-
-def relative(found: Tensor, wanted: Tensor, floor: float = 0.0) -> float:
-    """max |found − wanted| over max |wanted| (or `floor`); infinite where shapes differ."""
-    if found.shape != wanted.shape:
-        return float("inf")
-    if not wanted.numel():
-        return 0.0
-    a, b = found.detach().double(), wanted.detach().double()
-    if torch.equal(a, b):
-        return 0.0
-    return float(
-        (a - b).abs().nan_to_num(float("inf")).max() / max(float(b.abs().max()), floor, 1e-300)
-    )

@@ -152,7 +152,7 @@ def collect(xs: Ranks) -> Tensor:
     return _Collect.apply(*xs)
 
 
-def written(x: Tensor, layout: Layout, mesh: Mesh) -> Ranks:
+def written(x: Tensor, layout: Layout, mesh: Mesh, name: str = "") -> Ranks:
     """Each rank's part of a tensor that operators write to: what is written reaches `x`, once.
 
     A weight is whole, and rank 0's gradient is its own: the others' are equal, and dropped.
