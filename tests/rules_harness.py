@@ -26,7 +26,8 @@ from torch.fx import Graph, Node
 
 from autoshard import strategies as module_of_strategies
 from autoshard.capture import Captured
-from autoshard.capture.convert import _pinned, _Reader
+from autoshard.capture.convert import _Reader
+from autoshard.capture.memory import pinned
 from autoshard.compat import tree_flatten
 from autoshard.cuts import splits as may_split
 from autoshard.fold import Folded, fold
@@ -215,7 +216,7 @@ def build(found: Case) -> Single:
             if isinstance(value, Tensor)
         ]
     graph.output(tuple(outputs))
-    reader = _Reader(leaves, _pinned(graph))  # type: ignore[arg-type]
+    reader = _Reader(leaves, pinned(graph))  # type: ignore[arg-type]
     for item in graph.nodes:
         reader.read(item)
     refs = tuple(reader.value(item) for item in outputs)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from autoshard.rules.registry import DEFAULT
-from autoshard.rules.rule import WHOLE, Call, Names, Operand, Rule, Special
+from autoshard.rules.rule import WHOLE, Call, Names, Operand, Rule, Special, whole
 
 
 @DEFAULT.computed("aten.embedding.default")
 def _embedding(call: Call) -> Rule | None:
     """`w[v, d] ids[*b] -> y[*b, d]`: with v split, ids that are not a rank's own give zeros, a share."""
     names, (rows, width) = Names(), call.shape(0)
-    v, d = names.fresh(rows, "v"), names.fresh(width, "d")
-    ids = names.fresh_dims(call.shape(1), "b")
+    by_frequency = bool(
+        call.arg(3, "scale_grad_by_freq", False)
+    )  # counts ids: all of them, on a rank
+    v, d = WHOLE if by_frequency else names.fresh(rows, "v"), names.fresh(width, "d")
+    ids = whole(call.shape(1)) if by_frequency else names.fresh_dims(call.shape(1), "b")
     specials = tuple(Special(f, "vocab_embedding") for f in v)
     return Rule(
         names.items,

@@ -38,7 +38,8 @@ def _batch_norm(call: Call) -> Rule | None:
     names, shape = Names(), call.shape(0)
     training = bool(call.arg(5, "training", False))
     instance = "instance" in call.target
-    batch = WHOLE if training and not instance else names.fresh(shape[0])
+    keeps = isinstance(call.arg(3, ""), Operand)
+    batch = WHOLE if training and (keeps or not instance) else names.fresh(shape[0])
     channels = names.fresh(shape[1])
     space = whole(shape[2:]) if training else names.fresh_dims(shape[2:])
     x: Dims = (batch, channels, *space)

@@ -102,9 +102,9 @@ def _filled_like(call: Call) -> Rule:
 _NONLINEAR = """
     silu gelu relu relu6 tanh sigmoid exp expm1 log log1p log2 log10 sqrt rsqrt reciprocal sin cos tan
     asin acos atan sinh cosh asinh acosh atanh erf erfc abs sign floor ceil round trunc frac
-    softplus mish elu selu celu hardtanh hardswish hardsigmoid leaky_relu logsigmoid log_sigmoid
+    softplus mish elu selu celu hardtanh hardswish hardsigmoid leaky_relu log_sigmoid
     clamp clamp_min clamp_max square isnan isinf isfinite logical_not bitwise_not
-    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar exp2 sinc softshrink hardshrink tanhshrink
+    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar exp2 sinc softshrink hardshrink
     threshold nan_to_num clamp.Tensor special_expm1 logit erfinv lgamma digamma
     eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor
     gt.Scalar ge.Tensor ge.Scalar logical_and logical_or logical_xor __and__.Tensor __and__.Scalar
@@ -112,12 +112,12 @@ _NONLINEAR = """
     bitwise_and.Scalar bitwise_or.Scalar maximum minimum max.other min.other fmod.Scalar fmod.Tensor
     remainder.Scalar remainder.Tensor floor_divide floor_divide.Scalar atan2 bitwise_not
     __lshift__.Scalar __rshift__.Scalar bitwise_left_shift.Tensor bitwise_right_shift.Tensor
-    rsub.Scalar __ior__.Tensor xlogy.Tensor addcdiv addcmul logaddexp
+    rsub.Scalar xlogy.Tensor addcdiv addcmul logaddexp
 """
 _LINEAR = "neg real imag conj resolve_conj"
 _ALIAS = """
     alias clone contiguous detach to.dtype to.dtype_layout to.device to.other type_as _to_copy
-    lift_fresh_copy detach_copy positive
+    lift_fresh_copy positive
 """
 _LIKE = "zeros_like ones_like empty_like full_like"
 

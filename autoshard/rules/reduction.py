@@ -15,7 +15,7 @@ def _reduced(call: Call, index: int, name: str) -> set[int]:
         given = (given,)
     if not isinstance(given, tuple) or not given:
         return set(range(rank))
-    return {d % rank for d in given if isinstance(d, int)}
+    return {d % rank for d in given if isinstance(d, int)} if rank else set()
 
 
 def _kept(x: tuple[Dim, ...], reduced: set[int], rank: int) -> tuple[Dim, ...]:

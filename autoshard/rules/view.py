@@ -81,7 +81,7 @@ def _assign(
 @DEFAULT.computed(
     "aten.view.default aten.reshape.default aten._unsafe_view.default aten.unflatten.int "
     "aten.flatten.using_ints aten.unsqueeze.default aten.squeeze.dim aten.squeeze.default "
-    "aten.squeeze.dims aten.view_as.default aten.reshape_as.default"
+    "aten.squeeze.dims"
 )
 def _reshape(call: Call) -> Rule | None:
     if len(call.operands) > 1 or 0 in call.out or isinstance(call.arg(1), str):
@@ -91,7 +91,7 @@ def _reshape(call: Call) -> Rule | None:
     return _rule(names, old, new)
 
 
-@DEFAULT.computed("aten.expand.default aten.broadcast_to.default aten.expand_as.default")
+@DEFAULT.computed("aten.expand.default aten.broadcast_to.default")
 def _expand(call: Call) -> Rule | None:
     """New leading dimensions and stretched ones stay with their copies whole on every rank."""
     if len(call.operands) > 1:
