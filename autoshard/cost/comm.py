@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autoshard.cost.compute import roofline_s
 from autoshard.cost.hardware import Hardware
 from autoshard.cost.link import KINDS, Link
 from autoshard.errors import OptionsError
@@ -154,15 +153,19 @@ def formulas(kind: str) -> Formulas:
 def copy_s(size_bytes: float, hardware: Hardware) -> float:
     """Seconds to copy `size_bytes` inside one rank's memory: each byte is read and written.
 
-    Priced for slices and gathers on a dimension other than 0 (a shard is not contiguous there) and
-    for pads. Source: the roofline with no arithmetic (see `compute`), at the profile's own rate of
+    Priced for slices, for pads, and for gathers and scatters of a dimension other than 0 (a shard is
+    not contiguous there). Source: the roofline with no arithmetic (see `compute`), at the profile's own rate of
     copies where it has one.
     """
     if size_bytes == 0:
         return 0.0
-    if hardware.copy_bandwidth_bytes_s is not None:
-        return max(2 * size_bytes / hardware.copy_bandwidth_bytes_s, hardware.launch_s)
-    return roofline_s(0.0, 2 * size_bytes, "uint8", hardware)
+    rate = hardware.copy_bandwidth_bytes_s
+    if rate is None:
+        rate = hardware.memory_bandwidth_bytes_s * hardware.memory_efficiency
+    moving_s = 2 * size_bytes / rate
+    if hardware.synchronous:
+        return moving_s + hardware.launch_s
+    return max(moving_s, hardware.launch_s)
 
 
 def _cheapest(kind: str, full_bytes: float, ranks: int, link: Link) -> tuple[float, str]:

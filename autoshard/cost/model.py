@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autoshard.cost.comm import collective_s, copy_s
@@ -12,10 +13,11 @@ from autoshard.cost.fusion import Traffic
 from autoshard.cost.hardware import Hardware, Link
 from autoshard.cost.work import Site, Work, fused
 from autoshard.graph import Op, TensorMeta
-from autoshard.mesh import Mesh
+from autoshard.mesh import Mesh, MeshAxis
 from autoshard.placement import (
     COLLECTIVES,
     Layout,
+    Placement,
     R,
     Shard,
     conversion,
@@ -78,6 +80,8 @@ class Pricer:
             operands: metas of its operands.
             traffic: how its tensors move.
         """
+        if op.kind == "output":
+            return self.hardware.step_s
         done = self.work(op, rule, strategy, operands, traffic)
         return sum([work.seconds(self.hardware) for work in done])
 
@@ -89,7 +93,10 @@ class Pricer:
         operands: tuple[TensorMeta, ...],
         traffic: Traffic,
     ) -> tuple[Work, ...]:
-        """What an operator computes and moves, kernel by kernel; arguments as `op_s` takes them."""
+        """What an operator computes and moves, kernel by kernel; arguments as `op_s` takes them.
+
+        The collectives of a lowering are not among it.
+        """
         if op.kind != "call":
             return ()
         first = next((meta for meta in op.results if meta), None)
@@ -147,13 +154,16 @@ class Pricer:
         return 2.0 * result.numel * summed
 
     def optimizer_s(self, meta: TensorMeta, layout: Layout) -> float:
-        """Seconds that the optimizer takes for one weight: it is bound by the bytes it moves."""
+        """Seconds that a step takes for one weight beside its operators.
+
+        The optimizer's are bound by the bytes it moves.
+        """
         if not self.train or not meta.grad:
             return 0.0
         count = math.prod(local_shape(meta.shape, layout, self.mesh.sizes))
         moved = count * (3 * itemsize(meta.dtype) + 2 * self.optimizer_bytes)
         rate = self.hardware.memory_bandwidth_bytes_s * self.hardware.memory_efficiency
-        return moved / rate
+        return moved / rate + self.hardware.parameter_s
 
     # --- memory ---------------------------------------------------------------------------------
 
@@ -169,27 +179,29 @@ class Pricer:
 
     def conversion(self, meta: TensorMeta, have: Layout, want: Layout) -> tuple[Step, ...]:
         """The steps of a conversion: what is communicated and copied, forward and backward."""
-        steps = []
+        steps: list[Step] = []
         for index, (axis, h, w) in enumerate(zip(self.mesh.axes, have, want, strict=True)):
             found = conversion(h, w)
             if found is None:
                 continue
             whole = self.local_bytes(meta, (*have[:index], R, *have[index + 1 :]))
-            dim = w.dim if isinstance(w, Shard) else h.dim if isinstance(h, Shard) else 0
-            steps.append(self._step(axis.name, found.forward, "forward", whole))
-            steps.append(self._copy(axis.name, found.forward, "forward", whole, dim, axis.size))
+            if self.hardware.conversion_s:
+                steps.append(Step(axis.name, "", "forward", 0, self.hardware.conversion_s))
+            steps += self._phase(axis, "forward", found.forward, h, w, whole)
             if self.train and meta.grad:
-                steps.append(self._step(axis.name, found.backward, "backward", whole))
-                steps.append(
-                    self._copy(axis.name, found.backward, "backward", whole, dim, axis.size)
-                )
-        return tuple(step for step in steps if step is not None)
+                steps += self._phase(axis, "backward", found.backward, w, h, whole)
+        return tuple(steps)
 
-    def _step(self, axis: str, kind: str, phase: str, whole: int) -> Step | None:
-        if kind not in COLLECTIVES:
-            return None
-        size, link = self.axis_link(axis)
-        return Step(axis, kind, phase, whole, collective_s(kind, whole, size, link))
+    def _phase(
+        self, axis: MeshAxis, phase: str, action: str, h: Placement, w: Placement, whole: int
+    ) -> Iterator[Step]:
+        """One way of a conversion, from state `h` to `w` of a tensor of `whole` bytes."""
+        if action in COLLECTIVES:
+            size, link = self.axis_link(axis.name)
+            yield Step(axis.name, action, phase, whole, collective_s(action, whole, size, link))
+        copied = _copied(action, h, w, whole, axis.size)
+        if copied:
+            yield Step(axis.name, "", phase, copied, copy_s(copied, self.hardware))
 
     def axis_link(self, name: str) -> tuple[int, Link]:
         """The number of ranks of a mesh axis, and the slowest link that its groups cross."""
@@ -197,11 +209,15 @@ class Pricer:
         size, stride = self.mesh.sizes[index], math.prod(self.mesh.sizes[index + 1 :])
         return size, self.hardware.link(size, stride)
 
-    def _copy(self, axis: str, kind: str, phase: str, whole: int, dim: int, n: int) -> Step | None:
-        """The local copy that goes with an action: none where the split dimension is the first."""
-        moved = {"pad": whole, "divide": whole, "slice": whole // n if dim else 0}.get(kind, 0)
-        if kind in ("all_gather", "reduce_scatter") and dim:
-            moved = whole
-        if kind == "all_to_all":
-            moved = 2 * whole // n
-        return Step(axis, "", phase, moved, copy_s(moved, self.hardware)) if moved else None
+
+def _copied(action: str, have: Placement, want: Placement, whole: int, ranks: int) -> int:
+    """Bytes that go with an action as a local copy: slices are laid out anew, and so are the ranks'
+    parts wherever they are not simply one after another.
+    """
+    part = whole // ranks
+    if action in ("all_gather", "reduce_scatter"):
+        cut = have if action == "all_gather" else want
+        apart = isinstance(cut, Shard) and (cut.dim > 0 or cut.blocks > 1)
+        sliced = isinstance(have, Shard) and isinstance(want, Shard)
+        return (whole if apart else 0) + (part if sliced else 0)
+    return {"pad": whole, "divide": whole, "slice": part, "all_to_all": 2 * part}.get(action, 0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autoshard.cost.comm import collective_s
 from autoshard.cost.compute import itemsize
-from autoshard.cost.model import Pricer
+from autoshard.cost.model import Pricer, Step
 from autoshard.graph import TensorMeta
 from autoshard.placement import Shard
 from autoshard.plan_types import CollectiveRecord
@@ -29,26 +29,48 @@ def lowered_steps(
     """The all-reduces that the chosen lowerings run, with the class that each belongs to."""
     for index, cls in enumerate(strategies.folded.classes):
         strategy = strategies.choices[index][choice[index]]
-        for number, reason in enumerate(_REDUCED.get(strategy.lowering, ())):
-            logits = strategies.folded.operand_metas(index)[0]
-            axis, shape = _reduced(strategy, logits, number)
-            size = itemsize(logits.dtype) * (shape[0] if shape else 1)
-            ranks = pricer.mesh.sizes[axis]
+        reasons = _REDUCED.get(strategy.lowering, ())
+        if not reasons:
+            continue
+        steps = reductions(strategy, strategies.folded.operand_metas(index)[0], pricer)
+        for (step, shape), reason in zip(steps, reasons, strict=True):
             yield (
                 index,
                 CollectiveRecord(
-                    kind="all_reduce",
-                    axis=pricer.mesh.axes[axis].name,
-                    phase="forward",
+                    kind=step.kind,
+                    axis=step.axis,
+                    phase=step.phase,
                     tensor_shape=shape,
-                    bytes=size,
+                    bytes=step.bytes,
                     count=cls.count,
-                    time_s=collective_s("all_reduce", size, ranks, pricer.hardware.link(ranks, 1)),
+                    time_s=step.time_s,
                     module=cls.module,
                     op=cls.op.target,
                     reason=reason,
                 ),
             )
+
+
+def reductions(
+    strategy: Strategy, logits: TensorMeta, pricer: Pricer
+) -> list[tuple[Step, tuple[int, ...]]]:
+    """The collectives that a strategy's lowering runs itself, each with the shape of what it reduces."""
+    found = []
+    for number in range(len(_REDUCED.get(strategy.lowering, ()))):
+        index, shape = _reduced(strategy, logits, number)
+        axis = pricer.mesh.axes[index].name
+        size = itemsize(logits.dtype) * (shape[0] if shape else 1)
+        ranks, link = pricer.axis_link(axis)
+        seconds = collective_s("all_reduce", size, ranks, link)
+        found.append((Step(axis, "all_reduce", "forward", size, seconds), shape))
+    return found
+
+
+def lowered_s(strategy: Strategy, operands: tuple[TensorMeta, ...], pricer: Pricer) -> float:
+    """Seconds of the collectives inside a strategy's lowering."""
+    if strategy.lowering not in _REDUCED:
+        return 0.0
+    return sum(step.time_s for step, _ in reductions(strategy, operands[0], pricer))
 
 
 def _reduced(strategy: Strategy, logits: TensorMeta, number: int) -> tuple[int, tuple[int, ...]]:

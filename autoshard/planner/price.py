@@ -11,6 +11,7 @@ from autoshard.fold import ValueGroup
 from autoshard.graph import Op
 from autoshard.ilp.problem import Node, Problem, Tensor, Use
 from autoshard.placement import I, Layout, R, Shard, convertible
+from autoshard.planner.lowered import lowered_s
 from autoshard.strategies import Strategies, Strategy
 
 
@@ -53,6 +54,7 @@ def _node(strategies: Strategies, pricer: Pricer, traffic: Counter[Traffic], ind
                     for moves, count in traffic.items()
                 )
                 / cls.count
+                + lowered_s(strategy, operands, pricer)
             )
             saved = [
                 count * _activation_bytes(strategies, pricer, strategy, index, moves.made)

@@ -23,6 +23,7 @@ from autoshard.plan_types import (
 from autoshard.planner.communicate import collectives
 from autoshard.planner.constrain import labels
 from autoshard.planner.decide import Decided, Options
+from autoshard.planner.lowered import lowered_steps
 from autoshard.planner.notes import notes
 from autoshard.planner.reasons import why
 from autoshard.planner.roles import role
@@ -138,11 +139,17 @@ def cost(decided: Decided, pricer: Pricer, survey: Survey, scales: Scaling) -> C
     problem = decided.problem
     assert problem is not None
     chosen = zip(problem.nodes, decided.choice, strict=True)
-    compute = math.fsum(node.count * node.costs_s[s] for node, s in chosen)
-    moved = math.fsum(
+    lowered = [
+        record.count * record.time_s
+        for _, record in lowered_steps(decided.strategies, decided.choice, pricer)
+    ]
+    own = [node.count * node.costs_s[s] for node, s in chosen]
+    compute = math.fsum([*own, *(-seconds for seconds in lowered)])
+    converted = [
         tensor.count * tensor.costs_s[have, want]
         for tensor, have, want in problem.conversions(decided.choice)
-    )
+    ]
+    moved = math.fsum([*converted, *lowered])
     terms = cost_terms(decided, pricer, survey, scales)
     return Cost(compute, moved, _memory(decided, problem, pricer), terms=terms)
 

@@ -11,6 +11,7 @@ from autoshard.cuts import Dimensions, possible_cuts
 from autoshard.graph import TensorMeta
 from autoshard.plan_types import CostTerm
 from autoshard.planner.decide import Decided
+from autoshard.planner.lowered import reductions
 from autoshard.planner.survey import Survey
 
 Powers = tuple[int, int]
@@ -53,6 +54,7 @@ def cost_terms(
     for what, powers, seconds in (
         *_compute(decided, pricer, survey, scales),
         *_moved(decided, pricer, scales),
+        *_lowered(decided, pricer, scales),
     ):
         key = (what, *powers)
         totals[key] = totals.get(key, 0.0) + seconds
@@ -74,11 +76,13 @@ def _compute(
         strategy = decided.strategies.choices[index][decided.choice[index]]
         op, metas = cls.op, folded.operand_metas(index)
         if op.kind == "parameter" and op.results[0]:
-            yield (
-                "memory",
-                (0, 0),
-                cls.count * pricer.optimizer_s(op.results[0], strategy.results[0]),
-            )
+            seconds = pricer.optimizer_s(op.results[0], strategy.results[0])
+            fixed = pricer.hardware.parameter_s if seconds else 0.0
+            yield "launch", (0, 0), cls.count * fixed
+            yield "memory", (0, 0), cls.count * (seconds - fixed)
+            continue
+        if op.kind == "output":
+            yield "launch", (0, 0), pricer.hardware.step_s
             continue
         powers = _op_powers(decided, index, scales)
         for moves, count in survey.traffic[index].items():
@@ -120,9 +124,27 @@ def _moved(
                     yield what, grows, group.count * seconds
 
 
+def _lowered(
+    decided: Decided, pricer: Pricer, scales: Scaling
+) -> Iterable[tuple[str, Powers, float]]:
+    """The collectives inside lowerings: what a cross-entropy's grow with is its target."""
+    strategies = decided.strategies
+    for index, cls in enumerate(strategies.folded.classes):
+        strategy = strategies.choices[index][decided.choice[index]]
+        metas = strategies.folded.operand_metas(index)
+        powers = _op_powers(decided, index, scales)
+        for step, shape in reductions(strategy, metas[0], pricer) if strategy.lowering else ():
+            for what, seconds in _parts(step, pricer):
+                yield what, powers if shape and what == "bandwidth" else (0, 0), cls.count * seconds
+
+
 def _parts(step: Step, pricer: Pricer) -> Iterable[tuple[str, float]]:
     if not step.kind:
-        yield "memory", step.time_s
+        hardware = pricer.hardware
+        launched = not step.bytes or step.time_s == hardware.launch_s
+        fixed = step.time_s if launched else hardware.launch_s if hardware.synchronous else 0.0
+        yield "launch", fixed
+        yield "memory", step.time_s - fixed
         return
     size, link = pricer.axis_link(step.axis)
     parts = collective_parts(step.kind, step.bytes, size, link)
