@@ -322,6 +322,9 @@ def checks_of_torch() -> None:
         torch.library.opcheck(
             operator(name), (x, *cuts, group), test_utils=(*checks, *memory) if local else checks
         )
+    x, *weights = (torch.randn(4, 6, requires_grad=True) for _ in range(3))
+    torch.library.opcheck(operator("column_products"), (x, weights, group), test_utils=checks)
+    torch.library.opcheck(operator("row_product"), (x, weights[0], group), test_utils=checks)
 
 
 @pytest.mark.gloo

@@ -395,6 +395,51 @@ def test_a_model_on_the_meta_device() -> None:
     run_ranks(from_meta, 2)
 
 
+# --- products and their collectives -------------------------------------------------------------
+
+
+def products() -> None:
+    """Megatron's plan for a Llama is two operators a block, and sound where autograd takes other ways."""
+    model, kwargs = to_double(llama(layers=2))
+    pinned = dict.fromkeys(("*embed_tokens.weight", "*norm.weight", "lm_head.weight"), "replicated")
+    pinned |= dict.fromkeys(("*q_proj.weight", "*up_proj.weight"), "column")
+    sharded = shard(model, kwargs, search="tensor", hardware="cpu-gloo", constraints=pinned)
+    ours = [n for n in sharded.graph_module.graph.nodes if "autoshard" in str(n.target)]
+    names = [str(n.target).split(".")[1] for n in ours]
+    assert names == ["column_products", "row_product"] * 4
+    assert [len(n.args[1]) for n in ours if "column" in str(n.target)] == [3, 2, 3, 2]
+    assert_trains_alike(model, sharded, kwargs)
+    for module in (model, sharded):
+        module.zero_grad()
+        for part in ("self_attn.k_proj", "mlp.gate_proj", "mlp.down_proj"):
+            module.get_submodule(f"model.layers.0.{part}").weight.requires_grad_(False)
+        loss_of(module(**kwargs)).backward()
+    for (name, wanted), found in zip(model.named_parameters(), sharded.parameters(), strict=True):
+        assert (wanted.grad is None) == (found.grad is None), name
+        if wanted.grad is not None:
+            torch.testing.assert_close(whole(found.grad), wanted.grad)
+
+
+def autocast() -> None:
+    """Under autocast around the call, products run in bfloat16, as the model's do."""
+    model, kwargs = mlp()
+    sharded = shard(model, kwargs)
+    slopes = []
+    for module in (model, sharded):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = module(**kwargs)
+        assert out.dtype == torch.bfloat16
+        out.float().square().sum().backward()
+        slopes.append([whole(p.grad) for p in module.parameters()])
+    for found, wanted in zip(slopes[1], slopes[0], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0.1, atol=0.05 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("job", [products, autocast])
+def test_products(job: Any) -> None:
+    run_ranks(job, 2)
+
+
 # --- torch.compile ------------------------------------------------------------------------------
 
 

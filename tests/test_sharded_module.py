@@ -286,6 +286,34 @@ def test_another_dtype() -> None:
         torch.testing.assert_close(found.logits, wanted.logits, **tolerance)
 
 
+def test_autocast_around_the_call() -> None:
+    """It is captured with its casts written out: dtypes and values are the model's own under autocast."""
+    for build in (mlp, llama):
+        model, kwargs = build()
+        sharded = shard(model, kwargs)
+        for enabled in (True, False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                wanted, found = model(**kwargs), sharded(**kwargs)
+                with_casts = shard(model, kwargs)
+                again = with_casts(**kwargs)
+            for out in (
+                (wanted, found, again)
+                if build is mlp
+                else (wanted.logits, found.logits, again.logits)
+            ):
+                assert out.dtype == (torch.bfloat16 if enabled else torch.float32)
+            tolerance = {"rtol": 0.05, "atol": 0.05} if enabled else {}
+            torch.testing.assert_close(loss_of(found), loss_of(wanted), **tolerance)
+            torch.testing.assert_close(loss_of(again), loss_of(wanted), **tolerance)
+            for module, out in ((model, wanted), (sharded, found)):
+                module.zero_grad()
+                loss_of(out).backward()
+            for ours, theirs in zip(sharded.parameters(), model.parameters(), strict=True):
+                off = (ours.grad - theirs.grad).abs().max() / theirs.grad.abs().max()
+                assert off < (0.1 if enabled else 1e-4)
+        assert len(sharded._prepared) == 2
+
+
 # --- calls --------------------------------------------------------------------------------------
 
 

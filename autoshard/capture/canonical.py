@@ -116,6 +116,10 @@ def _split_conv(graph: Graph, node: Node) -> None:
 def _product_plus_bias(graph: Graph, node: Node, target: Any, args: tuple, bias: Any) -> None:
     with graph.inserting_before(node):
         product = _derive(graph, node, target, args)
+        if _val(bias).dtype != _val(node).dtype:  # autocast casts it in the product that takes it
+            dtype = _val(node).dtype
+            bias = _derive(graph, node, aten.to.dtype, (bias, dtype), _val(bias).to(dtype))
+            bias.meta["derived"] = True
         total = _derive(graph, node, aten.add.Tensor, (product, bias))
     product.meta["derived"] = True  # its traced value is the sum's, not its own
     total.meta["bias"] = True

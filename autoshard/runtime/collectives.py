@@ -28,7 +28,8 @@ def start_all_reduce(x: Tensor, group: str) -> Callable[[], Tensor]:
 
     Nothing else may hold `x`.
     """
-    begin = _c10d.all_reduce if torch.compiler.is_compiling() else _c10d.all_reduce_
+    plain = type(x) is Tensor  # what traces the program has no operator that writes
+    begin = _c10d.all_reduce_ if plain else _c10d.all_reduce
     begun = begin(x, "sum", group)
     return lambda: _c10d.wait_tensor(begun)
 

@@ -154,10 +154,16 @@ class ShardedModule(nn.Module):
         return tree_unflatten(leaves, captured.out_spec)
 
     def _signature(self, flat: list[Any], spec: Any) -> Signature:
-        """What a program depends on: modes, the stored tensors' kinds, and the inputs' kinds or values."""
+        """What a program depends on: modes, autocast, kinds of stored tensors and of inputs, plain values."""
         modes = tuple([module.training for module in self._modules_by_name.values()])
         stored = tuple([(t.dtype, t.device.type, t.requires_grad) for t in self._stored_tensors()])
-        return modes, stored, str(spec), tuple([_item(value) for value in flat])
+        return modes, self._autocast(), stored, str(spec), tuple([_item(value) for value in flat])
+
+    def _autocast(self) -> torch.dtype | None:
+        """What autocast around the call casts to, if there is one for the tensors' device."""
+        kind = next((t.device.type for t in self._stored_tensors()), "cpu")
+        known = torch.amp.is_autocast_available(kind)
+        return torch.get_autocast_dtype(kind) if known and torch.is_autocast_enabled(kind) else None
 
     def _stored_tensors(self) -> list[Tensor]:
         return [
