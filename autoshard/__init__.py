@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autoshard.cost.hardware import Hardware
     from autoshard.errors import (
         AutoshardError,
+        CalibrationError,
         CaptureError,
         ConstraintError,
         InfeasibleError,
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoshardError",
+    "CalibrationError",
     "CaptureError",
     "ConstraintError",
     "Hardware",
@@ -74,6 +76,7 @@ _HOMES = {
     "verify": "api",
     "Hardware": "cost.hardware",
     "AutoshardError": "errors",
+    "CalibrationError": "errors",
     "CaptureError": "errors",
     "ConstraintError": "errors",
     "InfeasibleError": "errors",

@@ -68,6 +68,10 @@ class SolverError(AutoshardError, RuntimeError):
     """The solver is missing, failed, or found nothing in its time."""
 
 
+class CalibrationError(AutoshardError, RuntimeError):
+    """A measurement of the hardware failed, or could not be made."""
+
+
 class PlanError(AutoshardError, ValueError):
     """A plan's file is damaged, of an unknown version, or made for another model or mesh."""
 

@@ -27,6 +27,7 @@ NAMES = {
     "Partial": "class",
     "Shard": "class",
     "AutoshardError": "class",
+    "CalibrationError": "class",
     "CaptureError": "class",
     "ConstraintError": "class",
     "InfeasibleError": "class",
@@ -42,7 +43,7 @@ NAMES = {
 }
 INPUT = ("CaptureError", "ConstraintError", "InfeasibleError", "MeshError", "OptionsError",
          "PlanError", "RuleError")  # fmt: skip
-ENVIRONMENT = ("SolverError", "VerifyError")
+ENVIRONMENT = ("CalibrationError", "SolverError", "VerifyError")
 PLAN_METHODS = {"to_json", "from_json", "save", "load", "report", "explain", "diff"}
 
 
