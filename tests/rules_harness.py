@@ -27,6 +27,7 @@ from torch.fx import Graph, Node
 from autoshard import strategies as module_of_strategies
 from autoshard.capture import Captured
 from autoshard.capture.convert import _Reader
+from autoshard.capture.gradients import carrying
 from autoshard.capture.memory import pinned
 from autoshard.compat import tree_flatten
 from autoshard.cuts import splits as may_split
@@ -216,7 +217,8 @@ def build(found: Case) -> Single:
             if isinstance(value, Tensor)
         ]
     graph.output(tuple(outputs))
-    reader = _Reader(leaves, pinned(graph))  # type: ignore[arg-type]
+    trained = {n.name for n, x in zip(nodes, tensors, strict=True) if x.requires_grad}
+    reader = _Reader(leaves, pinned(graph), carrying(graph, trained))  # type: ignore[arg-type]
     for item in graph.nodes:
         reader.read(item)
     refs = tuple(reader.value(item) for item in outputs)
