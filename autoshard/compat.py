@@ -153,7 +153,10 @@ ASSERTIONS = (
 def storage_key(value: Any) -> tuple[int, ...]:
     """What tells the memory of a traced tensor, or of each of several, from that of others."""
     if isinstance(value, torch.Tensor):
-        return (value.untyped_storage()._cdata,) if value.layout is torch.strided else ()
+        try:
+            return (value.untyped_storage()._cdata,) if value.layout is torch.strided else ()
+        except NotImplementedError:  # a tensor of vmap's
+            return ()
     if isinstance(value, (list, tuple)):
         return tuple([key for item in value for key in storage_key(item)])
     return ()

@@ -19,7 +19,10 @@ from torch.nn import functional as F
 import autoshard
 from autoshard import CaptureError, ConstraintError, OptionsError, ShardedModule
 
-RANKS = pytest.mark.parametrize("ranks", [2, 3, 4])
+SLOW = pytest.mark.slow
+RANKS = pytest.mark.parametrize(
+    "ranks", [2, pytest.param(3, marks=SLOW), pytest.param(4, marks=SLOW)]
+)
 BOTH = pytest.mark.parametrize("options", [IDEAL_TENSOR, IDEAL_ALL], ids=["tensor", "all"])
 
 

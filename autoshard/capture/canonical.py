@@ -1,7 +1,7 @@
 """Bring an exported graph into the form that rules and rewriting expect.
 
 Checks of global shapes go, regions are laid open, in-place operators become functional where nothing
-else sees them, biases are split from products, and casts to the same dtype vanish.
+else sees them, biases are split from products, and what changes nothing vanishes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from autoshard.capture.memory import functionalize, updates_statistics, written
 from autoshard.capture.regions import inline_regions
+from autoshard.capture.simplify import SIMPLER, derive
 from autoshard.compat import (
     ASSERTIONS,
     OpOverload,
@@ -58,30 +59,8 @@ def _erase(graph: Graph, node: Node) -> None:
         graph.erase_node(node)
 
 
-def _drop_cast(graph: Graph, node: Node) -> None:
-    """A cast that changes nothing is its operand."""
-    source = node.args[0]
-    if not isinstance(source, Node) or node.kwargs.get("copy") or True in node.args[2:]:
-        return
-    before, after = _val(source), _val(node)
-    if before.dtype == after.dtype and before.device == after.device:
-        node.replace_all_uses_with(source)
-        graph.erase_node(node)
-
-
 def _val(node: Node) -> torch.Tensor:
     return node.meta["val"]
-
-
-def _derive(
-    graph: Graph, like: Node, target: Any, args: tuple, val: torch.Tensor | None = None
-) -> Node:
-    """A new node where the graph now stands, in the same place of the model as `like`."""
-    node = graph.call_function(target, args)
-    node.meta = dict(like.meta)
-    if val is not None:
-        node.meta["val"] = val
-    return node
 
 
 def _split_linear(graph: Graph, node: Node) -> None:
@@ -106,22 +85,17 @@ def _split_conv(graph: Graph, node: Node) -> None:
     if _val(node).dim() != _val(node.args[1]).dim():  # type: ignore[arg-type]
         return
     shape = [-1] + [1] * space
-    with graph.inserting_before(node):
-        seen = _derive(graph, node, aten.view.default, (bias, shape), _val(bias).reshape(shape))
-        seen.meta["derived"] = True
+    seen = derive(graph, node, aten.view.default, (bias, shape), _val(bias).reshape(shape))
     rest = (*node.args[:2], None, *node.args[3:])
     _product_plus_bias(graph, node, node.target, rest, seen)
 
 
 def _product_plus_bias(graph: Graph, node: Node, target: Any, args: tuple, bias: Any) -> None:
-    with graph.inserting_before(node):
-        product = _derive(graph, node, target, args)
-        if _val(bias).dtype != _val(node).dtype:  # autocast casts it in the product that takes it
-            dtype = _val(node).dtype
-            bias = _derive(graph, node, aten.to.dtype, (bias, dtype), _val(bias).to(dtype))
-            bias.meta["derived"] = True
-        total = _derive(graph, node, aten.add.Tensor, (product, bias))
-    product.meta["derived"] = True  # its traced value is the sum's, not its own
+    made = _val(node)
+    product = derive(graph, node, target, args, made)
+    if _val(bias).dtype != made.dtype:  # autocast casts it in the product that takes it
+        bias = derive(graph, node, aten.to.dtype, (bias, made.dtype), _val(bias).to(made.dtype))
+    total = derive(graph, node, aten.add.Tensor, (product, bias), made)
     total.meta["bias"] = True
     node.replace_all_uses_with(total)
     graph.erase_node(node)
@@ -139,10 +113,7 @@ _CONVS = (
 )
 _REWRITES: dict[Any, Callable[[Graph, Node], None]] = {
     **dict.fromkeys(ASSERTIONS, _erase),
-    aten.to.dtype: _drop_cast,
-    aten.to.dtype_layout: _drop_cast,
-    aten.to.device: _drop_cast,
-    aten.type_as.default: _drop_cast,
+    **SIMPLER,
     aten.linear.default: _split_linear,
     aten.addmm.default: _split_addmm,
     **dict.fromkeys(_CONVS, _split_conv),

@@ -69,7 +69,26 @@ def _transformers_masks(masking: Any, kwargs: dict[str, Any]) -> list[Any]:
         patches.append(
             mock.patch.object(masking, "find_packed_sequence_indices", return_value=None)
         )
+    if hasattr(masking, "_vmap_expansion_sdpa"):
+        patches.append(mock.patch.object(masking, "_vmap_expansion_sdpa", _broadcast_mask))
     return patches
+
+
+def _broadcast_mask(mask_function: Any) -> Any:
+    """A mask of (batch, head, query, key) indices, on indices that broadcast: traced vmap cannot be kept."""
+
+    def mask(*indices: torch.Tensor) -> torch.Tensor:
+        shape = [len(index) for index in indices]
+        views = [
+            index.view([-1 if at == axis else 1 for at in range(len(shape))])
+            for axis, index in enumerate(indices)
+        ]
+        found = mask_function(*views)
+        if found.dim() != len(shape):
+            raise CaptureError("The model's attention mask is made by vmap, of more than indices.")
+        return found.expand(shape)
+
+    return mask
 
 
 def _refuse_hook(tensor: torch.Tensor, hook: Any) -> Any:
