@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.export import _trace as export_trace
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import (
     TreeSpec,
@@ -45,6 +46,7 @@ TORCH_INTERNALS = (
     "torch.distributed.tensor.placement_types._StridedShard",
     "torch._library",
     "torch.export._trace",
+    "torch.fx._lazy_graph_module",
     "torch.utils._pytree",
     "torch._C._distributed_c10d._resolve_process_group",
     "torch.ops._c10d_functional.wait_tensor",
@@ -62,6 +64,7 @@ __all__ = [
     "TreeSpec",
     "aliased_arguments",
     "attributes_watched",
+    "code_when_called",
     "functional_collectives",
     "functional_twin",
     "functions_applied_by",
@@ -150,16 +153,14 @@ ASSERTIONS = (
 """Checks of the shapes and values that were traced: they hold for whole tensors alone."""
 
 
-def storage_key(value: Any) -> tuple[int, ...]:
-    """What tells the memory of a traced tensor, or of each of several, from that of others."""
-    if isinstance(value, torch.Tensor):
-        try:
-            return (value.untyped_storage()._cdata,) if value.layout is torch.strided else ()
-        except NotImplementedError:  # a tensor of vmap's
-            return ()
-    if isinstance(value, (list, tuple)):
-        return tuple([key for item in value for key in storage_key(item)])
-    return ()
+def storage_key(value: Any) -> int | None:
+    """What tells the memory of a traced tensor from that of others."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    try:
+        return value.untyped_storage()._cdata
+    except NotImplementedError:  # a tensor of vmap's
+        return None
 
 
 def functional_twin(target: Any) -> Any | None:
@@ -323,6 +324,14 @@ def marked_grad_mode() -> Iterator[None]:
 
     with mock.patch.object(torch.fx.Graph, "create_node", marked):
         yield
+
+
+def code_when_called() -> Any:
+    """A block in which graph modules have their code written when they are first called.
+
+    `torch.export` makes half a dozen of a model on its way and calls none: an eighth of its time.
+    """
+    return _use_lazy_graph_module(True)
 
 
 @contextmanager

@@ -881,6 +881,17 @@ class InPlace(nn.Module):
         column *= 2
         return z + row + column[:, None]
 
+    def one_of_several_results(self, y: Tensor) -> Tensor:
+        values, indices = y.topk(3, -1)
+        values /= values.sum(-1, keepdim=True)
+        return torch.zeros_like(y).scatter(-1, indices, values) + y
+
+    def zeroed_and_filled(self, y: Tensor) -> Tensor:
+        z, w = y * 1, y * 2
+        z.zero_()
+        w.fill_(3.0)
+        return z + w + y
+
     def expanded(self, y: Tensor) -> Tensor:
         z = y.sum(0, keepdim=True)
         wide = z.expand(4, -1)

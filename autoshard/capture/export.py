@@ -16,7 +16,13 @@ from autoshard.capture.convert import convert, trained
 from autoshard.capture.explain import explain
 from autoshard.capture.functions import kept_functions
 from autoshard.capture.shims import capturing, helped
-from autoshard.compat import has_backward_hooks, marked_grad_mode, quiet_export, tree_map
+from autoshard.compat import (
+    code_when_called,
+    has_backward_hooks,
+    marked_grad_mode,
+    quiet_export,
+    tree_map,
+)
 from autoshard.errors import CaptureError
 
 
@@ -78,7 +84,14 @@ def _export(
 def _tracing() -> Iterator[None]:
     """What holds while any model is traced, whatever the mode of the caller."""
     plain = torch.inference_mode(False), torch.enable_grad()
-    with plain[0], plain[1], kept_functions(), marked_grad_mode(), quiet_export():
+    with (
+        plain[0],
+        plain[1],
+        kept_functions(),
+        marked_grad_mode(),
+        code_when_called(),
+        quiet_export(),
+    ):
         yield
 
 

@@ -34,9 +34,9 @@ class Memory:
         for node in graph.nodes:
             for other in _shared(node):
                 self._join(node, other)
-            if "derived" not in node.meta:
-                for key in storage_key(node.meta.get("val")):
-                    self._join(node, stored.setdefault(key, node))
+            key = storage_key(node.meta.get("val")) if "derived" not in node.meta else None
+            if key is not None:
+                self._join(node, stored.setdefault(key, node))
         for node in graph.nodes:
             self.members.setdefault(self.root(node), []).append(node)
 
@@ -68,7 +68,12 @@ def _shared(node: Node) -> Iterator[Node]:
     if node.op != "call_function":
         return
     target = node.target
-    if getattr(target, "__name__", "") == "getitem" or target in _MAYBE_THE_SAME:
+    if getattr(target, "__name__", "") == "getitem":
+        source = node.args[0]
+        if isinstance(source, Node) and any(True for _ in _shared(source)):  # parts of one memory
+            yield source
+        return
+    if target in _MAYBE_THE_SAME:
         yield from node.all_input_nodes
         return
     for index, name in aliased_arguments(target):

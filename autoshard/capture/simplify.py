@@ -98,6 +98,16 @@ def _repeat_interleave(graph: Graph, node: Node) -> None:
     node.target, node.args, node.kwargs = aten.reshape.default, (wide, shape), {}
 
 
+def _filled(target: Any) -> Callable[[Graph, Node], None]:
+    """What a tensor is filled with takes its shape alone."""
+
+    def rewrite(graph: Graph, node: Node) -> None:
+        if all(not isinstance(arg, Node) for arg in node.args[1:]):
+            node.target = target
+
+    return rewrite
+
+
 def _tile(graph: Graph, node: Node) -> None:
     """`tile` is `repeat` with as many counts as there are dimensions."""
     source, counts = node.args[:2]
@@ -140,6 +150,8 @@ SIMPLER: dict[Any, Callable[[Graph, Node], None]] = {
     aten.new_ones.default: _new(aten.ones.default, 0),
     aten.new_empty.default: _new(aten.empty.memory_format, 0),
     aten.new_full.default: _new(aten.full.default, 1),
+    aten.zero.default: _filled(aten.zeros_like.default),
+    aten.fill.Scalar: _filled(aten.full_like.default),
     aten.repeat_interleave.self_int: _repeat_interleave,
     aten.tile.default: _tile,
     aten.broadcast_tensors.default: _broadcast_tensors,
