@@ -251,16 +251,21 @@ def serves_an_operator(function: type) -> bool:
 @contextmanager
 def quiet_export() -> Iterator[None]:
     """Keep from the user what torch warns of and prints while exporting: errors say it in our words."""
-    noisy = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = noisy.level
+    noisy = [logging.getLogger(f"torch.{name}") for name in _NOISY]
+    levels = [logger.level for logger in noisy]
     unprinted = mock.patch.object(export_trace, "print", create=True)
     with warnings.catch_warnings(), unprinted:
         warnings.simplefilter("ignore")
-        noisy.setLevel(logging.ERROR)
+        for logger in noisy:
+            logger.setLevel(logging.CRITICAL)
         try:
             yield
         finally:
-            noisy.setLevel(level)
+            for logger, level in zip(noisy, levels, strict=True):
+                logger.setLevel(level)
+
+
+_NOISY = ("fx.experimental.symbolic_shapes", "_subclasses.fake_tensor")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from autoshard.capture.captured import Captured
 from autoshard.capture.convert import convert, trained
 from autoshard.capture.explain import explain
 from autoshard.capture.functions import kept_functions
-from autoshard.capture.shims import capturing, helped
+from autoshard.capture.shims import as_in_eager, capturing, helped
 from autoshard.compat import (
     code_when_called,
     has_backward_hooks,
@@ -63,9 +63,9 @@ def _paused_collector() -> Iterator[None]:
 def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch.export.ExportedProgram, list[str]]:
-    """Export the model as it is, or else as its library changes it to be exported; with notes."""
+    """Export the model as it runs in eager, or else as its library has it exported; with notes."""
     failed: Exception | None = None
-    for help_ in (nullcontext, helped):
+    for help_ in (as_in_eager, nullcontext, helped) if _has_help(model) else (nullcontext,):
         notes: list[str] = []
         try:
             with _tracing(), capturing(model, kwargs, notes), help_(model):
@@ -74,8 +74,6 @@ def _export(
             raise explain(model, error) from error
         except Exception as error:  # noqa: BLE001 - whatever the model or torch raises is explained
             failed = failed or error
-            if not _has_help(model):
-                break
     assert failed is not None
     raise explain(model, failed) from failed
 

@@ -46,6 +46,23 @@ def capturing(model: torch.nn.Module, kwargs: dict[str, Any], notes: list[str]) 
         yield
 
 
+_FLAGS = ("is_torchdynamo_exporting", "is_torchdynamo_compiling", "is_tracing")
+_UNTRACED = ("transformers.integrations.moe",)
+"""Where the eager way takes operators that tensors without data cannot run."""
+
+
+@contextmanager
+def as_in_eager(model: torch.nn.Module) -> Iterator[None]:
+    """transformers asks in many places whether it is exported, and then computes in another way."""
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("transformers.") and name not in _UNTRACED:
+                for flag in _FLAGS:
+                    if flag in vars(module):
+                        stack.enter_context(mock.patch.object(module, flag, return_value=False))
+        yield
+
+
 @contextmanager
 def helped(model: torch.nn.Module) -> Iterator[None]:
     """For a model that cannot be captured as it is: what transformers itself changes to export it."""
