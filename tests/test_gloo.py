@@ -54,14 +54,10 @@ def perturb(model: nn.Module) -> None:
 
 
 def train(
-    model_name: str, search: str, optimizer: dict[str, Any]
+    model: nn.Module, sharded: nn.Module, kwargs: dict[str, Any], optimizer: dict[str, Any]
 ) -> tuple[dict[str, float], list[int]]:
-    """Errors of three steps of AdamW, sharded against unsharded."""
-    model, kwargs = MODELS[model_name]()
-    perturb(model)
-    reference = copy.deepcopy(model)
-    world = torch.distributed.get_world_size()
-    sharded = autoshard.autoshard(model, world, kwargs=kwargs, hardware="ideal", search=search)
+    """Errors of three steps of AdamW, sharded against unsharded; on copies of both."""
+    reference, sharded = copy.deepcopy(model), copy.deepcopy(sharded)
     assert [n for n, _ in sharded.named_parameters()] == [n for n, _ in model.named_parameters()]
     optimizers = [
         torch.optim.AdamW(m.parameters(), lr=RATE, **optimizer) for m in (reference, sharded)
@@ -112,11 +108,14 @@ OPTIMIZERS = {"foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 def train_each(model_name: str) -> dict[tuple[str, str], tuple[dict[str, float], list[int]]]:
-    return {
-        (search, name): train(model_name, search, options)
-        for search in ("tensor", "all")
-        for name, options in OPTIMIZERS.items()
-    }
+    model, kwargs = MODELS[model_name]()
+    perturb(model)
+    world, found = torch.distributed.get_world_size(), {}
+    for search in ("tensor", "all"):
+        sharded = autoshard.autoshard(model, world, kwargs=kwargs, hardware="ideal", search=search)
+        for name, options in OPTIMIZERS.items():
+            found[search, name] = train(model, sharded, kwargs, options)
+    return found
 
 
 @pytest.mark.parametrize("size", [2, 4])
