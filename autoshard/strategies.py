@@ -118,6 +118,8 @@ def derive(
     partial, fixed = _may_be_partial(folded, rules, n), search in ("tensor", "megatron")
     space = _Space(folded, rules, n, cuts, allowed, partial, locked, not fixed)
     choices = tuple(tuple(dict.fromkeys(_of_class(space, i))) for i in range(len(folded.classes)))
+    if any(rule and rule.noise for rule in rules):
+        choices = tuple(options[:1] for options in choices)
     return Strategies(folded, mesh, rules, choices, weights if fixed else frozenset(), locked)
 
 

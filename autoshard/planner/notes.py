@@ -21,10 +21,21 @@ def notes(
 ) -> tuple[str, ...]:
     """Sentences on what costs more than it may have to, and what does not fit."""
     return (
+        *_noise(decided),
         *_capacity(pricer, cost),
         *_returned(decided, pricer, cost),
         *_uneven(weights, pricer.mesh.size),
     )
+
+
+def _noise(decided: Decided) -> Iterator[str]:
+    for cls, rule in zip(decided.folded.classes, decided.strategies.rules, strict=True):
+        if rule and rule.noise:
+            yield (
+                f"{cls.key} normalises single elements: what it gives is their rounding error, which no "
+                "split of the model would give again, so all of it is whole on every rank. Normalise "
+                "more than one element, or leave the norm out."
+            )
 
 
 def _capacity(pricer: Pricer, cost: Cost) -> Iterator[str]:

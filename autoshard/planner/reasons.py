@@ -123,6 +123,10 @@ def _cannot(decided: Decided, index: int) -> str:
     if lacking:
         names = words.listed(folded.classes[node].op.target for node in lacking)
         return f"{names} has no rule that splits it"
+    rules = decided.strategies.rules
+    noisy = [c.key for c, rule in zip(folded.classes, rules, strict=True) if rule and rule.noise]
+    if noisy:
+        return f"{noisy[0]} makes rounding error of what it is given"
     meta = folded.classes[index].op.results[0]
     assert meta is not None
     if all(size % n for size in meta.shape):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from autoshard.rules.registry import DEFAULT
 from autoshard.rules.rule import WHOLE, Call, Dims, Names, Operand, Rule, whole
 
@@ -14,7 +16,8 @@ def _layer_norm(call: Call) -> Rule | None:
     kept = len(shape) - len(given)
     x = (*names.fresh_dims(shape[:kept]), *whole(shape[kept:]))
     rest = tuple(whole(meta.shape) for meta in call.operands[1:])
-    return Rule(names.items, (x, *rest), (x,), family="norm")
+    noise = "layer" in call.target and math.prod(shape[kept:]) == 1
+    return Rule(names.items, (x, *rest), (x,), family="norm", noise=noise)
 
 
 @DEFAULT.computed("aten.group_norm.default")
@@ -29,7 +32,9 @@ def _group_norm(call: Call) -> Rule | None:
     channels = group + names.fixed(shape[1] // groups)
     x = (batch, channels, *whole(shape[2:]))
     rest = tuple((channels,) for _ in call.operands[1:])
-    return Rule(names.items, (x, *rest), (x,), family="norm", contiguous=frozenset(group))
+    noise = shape[1] // groups * math.prod(shape[2:]) == 1
+    fixed = frozenset(group)
+    return Rule(names.items, (x, *rest), (x,), family="norm", contiguous=fixed, noise=noise)
 
 
 @DEFAULT.computed("aten.batch_norm.default aten.instance_norm.default")

@@ -55,6 +55,8 @@ class Rule:
             "reduction", "gather", "norm" or "loss".
         contiguous: factors that cannot be cut in blocks, only contiguously.
         locked: operands that must be used as they are, for the operator writes to them.
+        noise: whether its result is the rounding error of its operands, as a norm of single elements
+            is: only the whole program, run as it would unsharded, has the same.
     """
 
     sizes: tuple[tuple[str, int], ...]
@@ -65,6 +67,7 @@ class Rule:
     family: str = "pointwise"
     contiguous: frozenset[str] = frozenset()
     locked: frozenset[int] = frozenset()
+    noise: bool = False
 
     @cached_property
     def size(self) -> dict[str, int]:
