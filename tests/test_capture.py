@@ -578,11 +578,11 @@ def test_outputs_that_are_inputs_weights_or_the_same() -> None:
 @pytest.mark.slow
 def test_what_capture_adds_to_export_is_small() -> None:
     model, kwargs = llama_8b(layers=32, sequence=128)
+    started = time.process_time()
     with capturing(model, kwargs, []):
         program = torch.export.export(model, (), kwargs, strict=False)
-    nodes = len(program.graph.nodes)
-    started = time.process_time()
+    exported = time.process_time()
     canonicalize(program.graph_module, trained(program))
     convert(program, model)
-    each = (time.process_time() - started) / nodes
-    assert each < 60e-6, f"{each * 1e6:.0f} µs a node, of {nodes}"
+    share = (time.process_time() - exported) / (exported - started)
+    assert share < 0.3, f"{share:.2f} of the time of export"

@@ -13,6 +13,7 @@ import torch
 from autoshard.capture.canonical import canonicalize
 from autoshard.capture.captured import Captured
 from autoshard.capture.convert import convert, trained
+from autoshard.capture.dynamic import enclose
 from autoshard.capture.explain import explain
 from autoshard.capture.functions import kept_functions
 from autoshard.capture.shims import as_in_eager, capturing, helped
@@ -45,6 +46,8 @@ def capture(
     with _paused_collector():
         program, notes = _export(model, *examples)
         canonicalize(program.graph_module, trained(program))
+        if _has_help(model):
+            enclose(program.graph_module)
         return replace(convert(program, model), notes=tuple(notes))
 
 

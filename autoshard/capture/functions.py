@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
+from autoshard.capture.opaque import define
 from autoshard.compat import (
     functions_applied_by,
     schema_name,
@@ -28,7 +29,6 @@ from autoshard.errors import CaptureError
 
 NAMESPACE = "autograd_function"
 _known: dict[Any, Any] = {}
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 @contextmanager
@@ -140,59 +140,6 @@ def _operator(site: _Site) -> tuple[Any, _Site]:
     while f"{NAMESPACE}::{name}" in taken:
         number += 1
         name = f"{stem}_{number}"
-    made = _define(name, site), site
+    made = define(NAMESPACE, name, site), site
     _known[key if key is not None else name] = made
     return made
-
-
-def _define(name: str, site: _Site) -> Any:
-    full = f"{NAMESPACE}::{name}"
-    _library.define(f"{name}(Tensor[] xs) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,))
-
-    def forward(xs: list[Tensor]) -> list[Tensor]:
-        site.random_state = _random_state(xs)
-        return site.run(xs)
-
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[0])
-        ctx.random_state = site.random_state
-
-    def backward(ctx: Any, gradients: list[Tensor | None]) -> Any:
-        wanted = ctx.needs_input_grad[0]
-        with torch.enable_grad(), _drawn_again(ctx.random_state):
-            xs = [
-                x.detach().requires_grad_(need)
-                for x, need in zip(ctx.saved_tensors, wanted, strict=True)
-            ]
-            made = tree_flatten(site.call(xs))[0]
-        pairs = [
-            (y, g)
-            for y, g in zip(made, gradients, strict=True)
-            if y.requires_grad and g is not None
-        ]
-        asked = [x for x, need in zip(xs, wanted, strict=True) if need]
-        if not pairs or not asked:
-            return [None] * len(xs)
-        ys, gs = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(ys, asked, gs, allow_unused=True))
-        return [next(found) if need else None for need in wanted]
-
-    torch.library.impl(full, "CompositeExplicitAutograd", forward, lib=_library)
-    torch.library.register_fake(full, site.trace, lib=_library)
-    torch.library.register_autograd(full, backward, setup_context=setup_context, lib=_library)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
-
-
-def _random_state(xs: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-    device = next((x.device for x in xs if x.device.type == "cuda"), None)
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device else None
-
-
-@contextmanager
-def _drawn_again(state: tuple[Tensor, Tensor | None]) -> Iterator[None]:
-    """A block in which random numbers are those drawn since `state`."""
-    with torch.random.fork_rng():
-        torch.set_rng_state(state[0])
-        if state[1] is not None:
-            torch.cuda.set_rng_state(state[1])
-        yield
