@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from autoshard.capture import Captured, capture
-from autoshard.cost.hardware import Hardware
+from autoshard.cost.hardware import Hardware, load_hardware
 from autoshard.errors import CaptureError, MeshError, OptionsError
 from autoshard.mesh import Mesh
 from autoshard.options import read_mesh, read_options
@@ -27,6 +27,7 @@ from autoshard.planner import (
     decide,
     follow_plan,
     record,
+    recost,
     surveyed,
 )
 from autoshard.rewrite import rewrite
@@ -76,7 +77,8 @@ def plan(
             "all" may split batch and sequence too, and store weights split and gather them for use.
             Default: "tensor" with world_size, "all" with mesh.
         constraints: {glob of FQNs: "column" | "row" | "replicated" | "shard(dim)"}.
-        plan: a plan, or its file: checked against the model and given back; no solver runs.
+        plan: a plan, or its file: checked against the model, priced again (on `hardware`, where that is
+            given) and given back; no solver runs.
         outputs, inputs: "invariant": every rank passes the same inputs and gets whole results.
         solver: "HiGHS" or "CBC"; default: the first that is installed.
         time_limit_s: for the solver; then the best plan so far is taken, with its gap.
@@ -90,8 +92,7 @@ def plan(
     if plan is not None:
         known = _loaded(plan)
         say("capture")
-        apply_plan(_captured(model, args, kwargs).graph, known)
-        return known
+        return _applied(_captured(model, args, kwargs), known, hardware)[1]
     options = read_options(
         world_size, mesh, hardware, memory_budget, mode, search, constraints, inputs, outputs, solver,
         time_limit_s, uniform,
@@ -126,6 +127,17 @@ def _planned(captured: Captured, options: Options, say: Progress) -> tuple[Decid
     return decided, replace(found, notes=(*captured.notes, *found.notes))
 
 
+def _applied(
+    captured: Captured, known: Plan, hardware: Hardware | str | None
+) -> tuple[Decided, Plan]:
+    """A known plan's strategies, and the plan with its costs as they are today, or on `hardware`."""
+    profile = load_hardware(hardware) if hardware is not None else None
+    decided, again, told = recost(captured.graph, known, profile)
+    if told:
+        log.warning("%s", told)
+    return decided, again
+
+
 def autoshard(
     model: nn.Module,
     world_size: int | None = None,
@@ -151,7 +163,8 @@ def autoshard(
     Runs on `torch.distributed` where it is initialised with a world that fits the mesh; else in the
     in-process simulator, which carries every rank in this process. Nothing of `model` is changed.
 
-    Args: as `plan` takes them. With `plan` given, it is applied as it is; no solver runs.
+    Args: as `plan` takes them. With `plan` given, it is applied as it is; no solver runs, and only its
+        costs are brought up to date.
 
     Raises:
         CaptureError, ConstraintError, InfeasibleError, MeshError, OptionsError, PlanError, SolverError
@@ -170,7 +183,9 @@ def autoshard(
     assert wanted is not None
     say("capture")
     captured = _captured(model, args, kwargs)
-    return _shard(model, captured, known, options, _backend(wanted, mesh, _device(model)), say)
+    return _shard(
+        model, captured, known, options, _backend(wanted, mesh, _device(model)), say, hardware
+    )
 
 
 def _shard(
@@ -180,14 +195,16 @@ def _shard(
     options: Options | None,
     backend: Backend,
     say: Progress,
+    hardware: Hardware | str | None = None,
 ) -> ShardedModule:
     """Shard what was captured, by a plan that is known or by options to solve for one."""
     if known is not None:
-        decided = apply_plan(captured.graph, known)
+        backend.agree(known)
+        decided, known = _applied(captured, known, hardware)
     else:
         assert options is not None
         decided, known = _planned(captured, options, say)
-    backend.agree(known)
+        backend.agree(known)
     say("rewrite")
     program = rewrite(captured, decided, backend.device)
     original = Original(model, known, backend, options)

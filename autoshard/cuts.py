@@ -140,13 +140,29 @@ class Dimensions:
         """The cuts of the inputs' first dimension."""
         return self._through(self._inputs(0))
 
-    def dims_of_inputs(self, dim: int) -> frozenset[tuple[int, int, int]]:
-        """The (class, result, dimension) that hold dimension `dim` of the inputs, whole or as a factor.
+    def of_inputs(
+        self, dim: int, apart: frozenset[Cut] = frozenset()
+    ) -> tuple[frozenset[tuple[int, int, int]], frozenset[Cut]]:
+        """What holds dimension `dim` of the inputs, whole or as a factor.
 
         For dim 1, a sequence, inputs of two or three dimensions count: those of images have channels.
+
+        Args:
+            dim: which.
+            apart: cuts whose dimensions are not the inputs' own: those of weights.
+
+        Returns:
+            (class, result, dimension) triples, and the cuts of rules.
         """
-        ours = {self._root(item) for item in self._inputs(dim)}
-        return frozenset(item[:3] for item in list(self._parent) if self._root(item) in ours)
+        others = {self._root(where[0]) for cut in apart if (where := self._items[cut])}
+        marked = [item for item in self._inputs(dim) if self._root(item) not in others]
+        ours = {self._root(item) for item in marked}
+        items = frozenset(item[:3] for item in list(self._parent) if self._root(item) in ours)
+        return items, self._through(marked)
+
+    def join(self, one: tuple[int, int, int], other: tuple[int, int, int]) -> None:
+        """Take two (class, result, dimension) for one, where no rule says so."""
+        self._parent[self._root((*one, 1))] = self._root((*other, 1))
 
     def _inputs(self, dim: int) -> list[Item]:
         return [

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 import math
 import types
 import typing
@@ -22,8 +23,10 @@ from autoshard.errors import AutoshardError, PlanError
 from autoshard.files import write_whole
 from autoshard.mesh import Mesh, MeshAxis
 from autoshard.placement import Invariant, Placement, Shard, parse_placement
-from autoshard.plan_types import SCHEMA_VERSION, Plan
+from autoshard.plan_profile import changed_profile
+from autoshard.plan_types import SCHEMA_VERSION, Part, Plan
 
+log = logging.getLogger("autoshard")
 SCHEMA = "autoshard.plan"
 LINE = 100
 _REMAKE = "Make the plan again: `autoshard plan SOURCE --json plan.json`."
@@ -86,7 +89,7 @@ def save(plan: Plan, path: str | Path) -> None:
 
 
 def load(path: str | Path) -> Plan:
-    """The plan saved at `path`.
+    """The plan saved at `path`; a warning is logged where its costs are from an older profile.
 
     Raises:
         PlanError: there is no such file, or what `from_json` raises, with the file named.
@@ -107,10 +110,13 @@ def load(path: str | Path) -> Plan:
         reason = getattr(error, "strerror", None) or error
         raise PlanError(f"The file cannot be read: {reason}.", where=str(path)) from None
     try:
-        return from_json(text)
+        found = from_json(text)
     except PlanError as error:
         where = f"{path}, at {error.where}" if error.where else str(path)
         raise PlanError(error.what, where, error.fix) from None
+    if told := changed_profile(found):
+        log.warning("%s: %s", path, told)
+    return found
 
 
 # ---- text -----------------------------------------------------------------------------------
@@ -190,7 +196,7 @@ def _encode(value: Any, hint: Any) -> object:
         return None
     if hint is Mesh:
         return [{"name": axis.name, "size": axis.size} for axis in value.axes]
-    if hint == Placement:
+    if hint == Placement or hint is Part:
         return str(value)
     if dataclasses.is_dataclass(hint):
         return _encode_object(value)
@@ -228,9 +234,12 @@ def _decode(value: object, hint: Any, path: str) -> Any:
     if isinstance(hint, types.UnionType) and hint != Placement:
         inner = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
         return None if value is None else _decode(value, inner, path)
-    if hint is Mesh or hint == Placement:
+    if hint is Mesh or hint is Part or hint == Placement:
         try:
-            return _decode_mesh(value, path) if hint is Mesh else _decode_placement(value, path)
+            if hint is Mesh:
+                return _decode_mesh(value, path)
+            text = _decode_scalar(value, str, path)
+            return Part.parse(text) if hint is Part else parse_placement(text)
         except AutoshardError as error:
             raise PlanError(error.what, error.where or path, error.fix) from None
     if dataclasses.is_dataclass(hint):
@@ -251,10 +260,6 @@ def _decode(value: object, hint: Any, path: str) -> Any:
 
 def _decode_mesh(value: object, path: str) -> Mesh:
     return Mesh(_decode(value, tuple[MeshAxis, ...], path))
-
-
-def _decode_placement(value: object, path: str) -> Placement:
-    return parse_placement(_decode_scalar(value, str, path))
 
 
 _SCALARS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from autoshard.errors import PlanError
 from autoshard.mesh import Mesh
 from autoshard.placement import Layout
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
     from autoshard.sensitivity import Sensitivity
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+SCALES = ("arithmetic", "memory", "bandwidth", "latency", "launch")
+"""What a part of a step's time may scale with."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +111,60 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class CostTerm:
-    """A part of a step's time, by what it scales with.
+class Part:
+    """Seconds that scale with a rate, and with powers of the batch and of the sequence.
 
     Attributes:
+        seconds: as planned.
         scales_with: "arithmetic" (peak FLOP/s), "memory" (memory bandwidth), "bandwidth" and
             "latency" (of links), or "launch" (nothing: fixed times of kernels and collectives).
         batch, sequence: powers of the batch size and of the sequence length it grows with.
-        seconds: at the sizes that were planned for.
     """
 
-    scales_with: str
-    batch: int
-    sequence: int
     seconds: float
+    scales_with: str
+    batch: int = 0
+    sequence: int = 0
+
+    def __str__(self) -> str:
+        """As a plan's JSON has it: seconds, what they scale with, and the powers."""
+        return f"{self.seconds!r} {self.scales_with} {self.batch} {self.sequence}"
+
+    @staticmethod
+    def parse(text: str) -> Part:
+        """The part that `str` wrote.
+
+        Raises:
+            PlanError: it is none.
+        """
+        try:
+            seconds, scales_with, batch, sequence = text.split(" ")
+            found = Part(float(seconds), scales_with, int(batch), int(sequence))
+        except ValueError:
+            found = None
+        if found is None or found.scales_with not in SCALES:
+            raise PlanError(
+                f"'{text}' is no part of a time.",
+                fix="It is written as seconds, what they scale with, and the powers of batch and "
+                "sequence: 1.5e-06 memory 1 1.",
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class CostTerm:
+    """A part of a step's time: the greatest of several sums, or the least of them.
+
+    A kernel takes what the slowest of arithmetic, memory and launch takes; a collective runs by the
+    quickest of its algorithms. Equal kernels are one term.
+
+    Attributes:
+        pick: "max" or "min"; "max" where there is one sum.
+        options: the sums.
+    """
+
+    pick: str
+    options: tuple[tuple[Part, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -240,6 +283,8 @@ class Plan:
     """Whether repeated layers share their decisions."""
     constraints: tuple[tuple[str, str], ...] = ()
     """The constraints it was solved under: (glob of FQNs, split)."""
+    hardware_hash: str = ""
+    """`Hardware.hash` of the profile that its costs are from."""
 
     def to_json(self) -> str:
         """The plan as JSON text, by the schema `autoshard/schema/plan.schema.json`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from autoshard.mesh import Mesh
 from autoshard.placement import I, Layout, Shard, local_shape
@@ -10,8 +11,10 @@ from autoshard.plan_types import (
     Choice,
     CollectiveRecord,
     Cost,
+    CostTerm,
     FallbackRecord,
     Memory,
+    Part,
     Plan,
     SolverRecord,
     WeightRecord,
@@ -86,7 +89,7 @@ def llama_plan(layers: int = 32, ranks: int = 8) -> Plan:
         tuple(weights),
         _llama_collectives(layers),
         (FallbackRecord("aten.cumsum.default", 1, 3.1e-6, ("model",)),),
-        _llama_cost(),
+        _costed(_llama_cost()),
         SolverRecord("HiGHS", "optimal", 0.60213, 0.60213, 0.0, 575, 1204, 0.131),
         (
             Choice("model.layers.*.mlp.down_proj/aten.linear.default#0", layers, "S(2) S(1) -> P"),
@@ -131,6 +134,23 @@ def _llama_collectives(layers: int) -> tuple[CollectiveRecord, ...]:
         )
     )  # fmt: skip
     return tuple(found)
+
+
+def _terms(compute_s: float, comm_s: float) -> tuple[CostTerm, ...]:
+    """A step of products that grow with the batch, an optimizer that does not, and collectives."""
+    part = Part
+    plain = (part(0.2 * compute_s, "memory"), part(0.75 * compute_s, "arithmetic", 1, 1))
+    kernels = ((part(0.05 * compute_s, "memory", 1, 1),), (part(0.01 * compute_s, "launch"),))
+    ring = (part(0.1 * comm_s, "latency"), part(0.9 * comm_s, "bandwidth", 1, 1))
+    tree = (part(0.02 * comm_s, "latency"), part(1.2 * comm_s, "bandwidth", 1, 1))
+    found = (CostTerm("max", (plain,)), CostTerm("max", kernels))
+    return (*found, CostTerm("min", (ring, tree))) if comm_s else found
+
+
+def _costed(cost: Cost) -> Cost:
+    """A cost with terms that sum to it, and its baselines with theirs."""
+    known = {name: _costed(other) for name, other in cost.baselines.items()}
+    return replace(cost, baselines=known, terms=_terms(cost.compute_s, cost.comm_s))
 
 
 def _llama_cost() -> Cost:

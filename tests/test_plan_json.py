@@ -24,6 +24,7 @@ from autoshard.plan_types import (
     Choice,
     CollectiveRecord,
     Cost,
+    CostTerm,
     FallbackRecord,
     Memory,
     Plan,
@@ -115,6 +116,7 @@ def test_the_schema_has_exactly_the_fields_of_the_records_and_describes_each():
         "cost": Cost,
         "solver": SolverRecord,
         "choice": Choice,
+        "term": CostTerm,
     }
     parts = {name: SCHEMA["$defs"][name] for name in records}
     for name, kind in records.items():
@@ -177,13 +179,24 @@ def test_what_is_no_plan_is_refused(text, what, where):
 
 @pytest.mark.parametrize(
     ("version", "fix"),
-    [(2, "Upgrade autoshard."), (0, "Make the plan again"), ("1", "Make the plan again"),
+    [(3, "Upgrade autoshard."), (1, "Make the plan again"), ("2", "Make the plan again"),
      (True, "Make the plan again"), (None, "Make the plan again")],
 )  # fmt: skip
 def test_an_unknown_version_is_refused(version, fix):
     error = refusal(json.dumps(document(llama_plan()) | {"version": version, "surprise": 1}))
-    assert error.what == (f"The plan has version {json.dumps(version)}; this autoshard reads 1.")
+    assert error.what == (f"The plan has version {json.dumps(version)}; this autoshard reads 2.")
     assert error.fix.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1.0 memory 1", "x memory 1 1", "1.0 colour 0 0", "1.0 memory b 0"]
+)
+def test_a_damaged_part_of_a_time_is_refused(text):
+    plan = document(llama_plan())
+    plan["cost"]["terms"][0]["options"][0][0] = text
+    error = refusal(json.dumps(plan))
+    assert error.what == f"'{text}' is no part of a time."
+    assert error.where == "cost.terms[0].options[0][0]"
 
 
 def paths(value: Any, path: tuple = ()) -> list[tuple]:

@@ -116,16 +116,26 @@ class Parts:
     transfer_s: float
 
 
-def collective_parts(kind: str, full_bytes: float, ranks: int, link: Link) -> Parts:
-    """`collective_s` taken apart: every formula is linear in launch, α and bytes·β."""
-    total, name = _cheapest(kind, full_bytes, ranks, link)
+def collective_parts(kind: str, full_bytes: float, ranks: int, link: Link) -> tuple[Parts, ...]:
+    """The time of each algorithm that `collective_s` takes the least of, taken apart.
+
+    Every formula is linear in launch, α and bytes·β.
+    """
     if ranks == 1:
-        return Parts(0.0, 0.0, 0.0)
-    at_rest = _compiled(kind, name)
+        return ()
     rounds, eta = (ranks - 1).bit_length(), link.in_switch_efficiency
-    launch = at_rest(ranks, rounds, 0.0, 0.0, 0.0, link.launch(kind), eta)
-    latency = at_rest(ranks, rounds, 0.0, link.latency_s, 0.0, 0.0, eta)
-    return Parts(launch, latency, total - launch - latency)
+    alpha, beta, launch = link.latency_s, 1.0 / link.bandwidth(kind), link.launch(kind)
+    found = []
+    for name in algorithms(kind, link):
+        seconds = _compiled(kind, name)
+        found.append(
+            Parts(
+                seconds(ranks, rounds, 0.0, 0.0, 0.0, launch, eta),
+                seconds(ranks, rounds, 0.0, alpha, 0.0, 0.0, eta),
+                seconds(ranks, rounds, full_bytes, 0.0, beta, 0.0, eta),
+            )
+        )
+    return tuple(found)
 
 
 def algorithm(kind: str, full_bytes: float, ranks: int, link: Link) -> str:
@@ -159,13 +169,17 @@ def copy_s(size_bytes: float, hardware: Hardware) -> float:
     """
     if size_bytes == 0:
         return 0.0
-    rate = hardware.copy_bandwidth_bytes_s
-    if rate is None:
-        rate = hardware.memory_bandwidth_bytes_s * hardware.memory_efficiency
-    moving_s = 2 * size_bytes / rate
+    moving_s = 2 * size_bytes / copy_rate(hardware)
     if hardware.synchronous:
         return moving_s + hardware.launch_s
     return max(moving_s, hardware.launch_s)
+
+
+def copy_rate(hardware: Hardware) -> float:
+    """Bytes a second of local copies, reads and writes together."""
+    if hardware.copy_bandwidth_bytes_s is not None:
+        return hardware.copy_bandwidth_bytes_s
+    return hardware.memory_bandwidth_bytes_s * hardware.memory_efficiency
 
 
 def _cheapest(kind: str, full_bytes: float, ranks: int, link: Link) -> tuple[float, str]:

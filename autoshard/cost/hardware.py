@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -167,6 +169,13 @@ class Hardware:
         else:
             share = 1.0
         return self.intra if share == 1.0 else scaled(self.intra, share)
+
+    @cached_property
+    def hash(self) -> str:
+        """A hash of all that sets a price: equal for profiles that price alike, whatever their names."""
+        told = {f.name: getattr(self, f.name) for f in fields(self)}
+        kept = {k: v for k, v in told.items() if k not in ("name", "source")}
+        return hashlib.sha256(repr(kept).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
         """The profile as a file holds it: `hardware_from_dict` reads it back."""

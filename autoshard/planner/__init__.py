@@ -3,6 +3,7 @@
 from autoshard.planner.baselines import baselines
 from autoshard.planner.decide import Decided, Options, apply_plan, decide, follow_plan, surveyed
 from autoshard.planner.record import record
+from autoshard.planner.recost import recost
 
 __all__ = [
     "Decided",
@@ -12,5 +13,6 @@ __all__ = [
     "decide",
     "follow_plan",
     "record",
+    "recost",
     "surveyed",
 ]

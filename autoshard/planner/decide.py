@@ -112,6 +112,11 @@ def apply_plan(graph: OpGraph, plan: Plan) -> Decided:
     Raises:
         PlanError: the plan is for another model, other shapes, or names a strategy that is not one.
     """
+    return replace(replay(graph, plan, load_hardware("ideal"))[1], problem=None)
+
+
+def replay(graph: OpGraph, plan: Plan, hardware: Hardware) -> tuple[Survey, Decided]:
+    """As `apply_plan`, with what is known of the graph, and the prices on `hardware`."""
     if graph.fingerprint != plan.fingerprint:
         raise PlanError(
             f"The plan is for another model or other input shapes: it was made for {plan.model} with "
@@ -119,7 +124,7 @@ def apply_plan(graph: OpGraph, plan: Plan) -> Decided:
             f"(graph {graph.fingerprint}).",
             fix="Plan again for this model and these example inputs.",
         )
-    known, strategies = _replayed(graph, plan)
+    known, strategies = _replayed(graph, plan, fused=hardware.fused_pointwise)
     wanted = {choice.key: choice.strategy for choice in plan.choices}
     choice = []
     for cls, options in zip(strategies.folded.classes, strategies.choices, strict=True):
@@ -131,12 +136,12 @@ def apply_plan(graph: OpGraph, plan: Plan) -> Decided:
                 fix=f"It can run as {'; '.join(texts)}. Plan again rather than edit a plan.",
             )
         choice.append(texts.index(text))
-    decided = Decided(strategies, tuple(choice))
-    pricer = Pricer(load_hardware("ideal"), plan.mesh, train=False)
-    problem = price(strategies, pricer, known.traffic, None)
+    pricer = Pricer(hardware, plan.mesh, plan.mode == "train")
+    problem = price(strategies, pricer, known.traffic, plan.memory_budget_bytes)
+    decided = Decided(strategies, tuple(choice), problem)
     if not problem.possible(decided.choice):
         raise PlanError("The plan's strategies do not fit together.", fix="Plan again.")
-    return decided
+    return known, decided
 
 
 def follow_plan(graph: OpGraph, plan: Plan) -> Decided:
@@ -157,9 +162,9 @@ def follow_plan(graph: OpGraph, plan: Plan) -> Decided:
     return Decided(pinned, solution.choice)
 
 
-def _replayed(graph: OpGraph, plan: Plan) -> tuple[Survey, Strategies]:
+def _replayed(graph: OpGraph, plan: Plan, *, fused: bool = True) -> tuple[Survey, Strategies]:
     """What could be chosen where a plan was made."""
     marks = labels(graph, plan.constraints)
-    known = survey_graph(graph, uniform=plan.uniform, labels=marks, fused=True)
+    known = survey_graph(graph, uniform=plan.uniform, labels=marks, fused=fused)
     found = derive(known.folded, plan.mesh, search=plan.search, rules=known.rules)
     return known, constrained(found, plan.constraints)

@@ -27,8 +27,9 @@ from autoshard.planner.lowered import lowered_steps
 from autoshard.planner.notes import notes
 from autoshard.planner.reasons import why
 from autoshard.planner.roles import role
+from autoshard.planner.scaling import Scaling, scaling
 from autoshard.planner.survey import Survey
-from autoshard.planner.terms import Scaling, cost_terms, scaling
+from autoshard.planner.terms import cost_terms
 
 
 def record(survey: Survey, decided: Decided, options: Options, others: dict[str, Decided]) -> Plan:
@@ -47,7 +48,7 @@ def record(survey: Survey, decided: Decided, options: Options, others: dict[str,
     found = cost(decided, pricer, survey, scales)
     baselines = {
         name: cost(other, pricer, survey, scales)
-        for name, other in (_replicated(decided) | others).items()
+        for name, other in (replicated(decided) | others).items()
     }
     pinned = frozenset(labels(graph, options.constraints))
     weights = tuple(_weights(graph, decided, pricer, pinned))
@@ -61,7 +62,7 @@ def record(survey: Survey, decided: Decided, options: Options, others: dict[str,
         memory_budget_bytes=options.memory_budget_bytes,
         weights=weights,
         collectives=collectives(decided, pricer),
-        fallbacks=tuple(_fallbacks(decided, problem)),
+        fallbacks=tuple(fallbacks(decided)),
         cost=replace(found, baselines=baselines),
         solver=SolverRecord(
             solution.solver,
@@ -78,10 +79,11 @@ def record(survey: Survey, decided: Decided, options: Options, others: dict[str,
         inputs=tuple(_inputs(graph)),
         uniform=options.uniform,
         constraints=options.constraints,
+        hardware_hash=options.hardware.hash,
     )
 
 
-def _replicated(decided: Decided) -> dict[str, Decided]:
+def replicated(decided: Decided) -> dict[str, Decided]:
     """Everything whole on every rank, to compare with; nothing where a constraint forbids it."""
     whole = Decided(decided.strategies, (0,) * len(decided.choice), decided.problem)
     stored = [whole.strategy(op.name).results[0] for op in decided.folded.graph.weights]
@@ -169,9 +171,10 @@ def _memory(decided: Decided, problem: Problem, pricer: Pricer) -> Memory:
     )
 
 
-def _fallbacks(decided: Decided, problem: Problem) -> Iterable[FallbackRecord]:
+def fallbacks(decided: Decided) -> Iterable[FallbackRecord]:
     """Operators without a rule that a rule could have split: those on the gradient's way."""
-    found: dict[str, list] = {}
+    problem, found = decided.problem, dict[str, list]()
+    assert problem is not None
     for index, cls in enumerate(decided.folded.classes):
         if cls.op.kind == "call" and decided.strategies.rules[index] is None and cls.op.operands:
             entry = found.setdefault(cls.op.target, [0, 0.0, {}])

@@ -127,3 +127,11 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:.3g} TiB"
+
+
+def seconds(count: float) -> str:
+    """A time as a sentence has it: "1.31 ms"."""
+    for least, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if count >= least:
+            return f"{count / least:.3g} {unit}"
+    return f"{count / 1e-9:.3g} ns"

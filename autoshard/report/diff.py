@@ -45,6 +45,7 @@ def _headings(a: Plan, b: Plan) -> Lines:
             "graph": plan.fingerprint,
             "mesh": str(plan.mesh),
             "hardware": plan.hardware,
+            "profile's hash": plan.hardware_hash or "unknown",
             "mode": plan.mode,
             "search": plan.search,
             "memory budget": "none" if budget is None else f"{fmt.size(budget)} ({budget:,} B)",

@@ -7,6 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from autoshard.plan_profile import changed_profile
 from autoshard.plan_types import Plan
 from autoshard.report import format as fmt
 from autoshard.report.cost_tables import memory_table, replicated_verdict, time_table, unit_of
@@ -75,12 +76,15 @@ def header(plan: Plan, width: int) -> Panel:
 
 
 def notes(plan: Plan) -> Group | None:
-    """The plan's own sentences: what was not sharded and why, limits met."""
-    if not plan.notes:
+    """The plan's own sentences: what was not sharded and why, limits met, costs of an older profile."""
+    told = changed_profile(plan)
+    if not plan.notes and not told:
         return None
     grid = Table.grid(padding=(0, 1, 0, 0))
     for note in plan.notes:
         grid.add_row("•", Text(note, overflow="fold"))
+    if told:
+        grid.add_row("•", Text(told, style="yellow", overflow="fold"))
     return Group(Text("Notes", style="bold underline"), grid)
 
 
