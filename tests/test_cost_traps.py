@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
+import re
 from pathlib import Path
 
 import pytest
 from models import mlp
+from rich.console import Console
 from torch import nn
 
 import autoshard
@@ -98,3 +101,18 @@ def test_the_hash_of_a_profile_is_of_its_numbers() -> None:
         assert H100.hash != dataclasses.replace(H100, **{field: value}).hash
     link = dataclasses.replace(H100.intra, latency_s=1e-3)
     assert H100.hash != dataclasses.replace(H100, intra=link).hash
+
+
+def test_small_batch_slow_link_n_ranks_slower_than_one_is_said_in_red() -> None:
+    model, kwargs = mlp()
+    forced = {"net.0.weight": "column", "net.3.weight": "row"}
+    plan = autoshard.plan(model, 2, (), kwargs, hardware="l40s-pcie", constraints=forced)
+    file = io.StringIO()
+    plan.report(Console(file=file, width=100, color_system="truecolor", force_terminal=True))
+    assert re.search(
+        r"\x1b\[1;31mSLOWER than no sharding at all: 2 ranks together", file.getvalue()
+    )
+    free = autoshard.plan(model, 2, (), kwargs, hardware="l40s-pcie")
+    file = io.StringIO()
+    free.report(Console(file=file, width=100))
+    assert "SLOWER" not in file.getvalue()

@@ -249,6 +249,111 @@ unknown · gap 3.1% · 40 binaries · 96 constraints
 """
 
 
+# ---- what if --------------------------------------------------------------------------------
+
+
+def what_if_of(plan: Plan, width: int, *, colour: bool = False) -> str:
+    text = rendered(plan, width, colour=colour)
+    found = re.search(
+        r"(?:\x1b\[[0-9;]*m)?What if.*?(?=(?:\x1b\[[0-9;]*m)?(?:Notes|Solver))", text, re.DOTALL
+    )
+    return found[0] if found else ""
+
+
+def test_what_if_at_80_columns():
+    lines = [line.rstrip() for line in what_if_of(llama_plan(), 80).splitlines()]
+    assert "\n".join(lines).strip() == WHAT_IF.strip()
+
+
+WHAT_IF = """
+What if  the step of this plan, were something else other than planned
+
+                    half of it  as planned  twice it  1% more makes the step
+────────────────────────────────────────────────────────────────────────────
+bandwidth of links      623 ms      602 ms    592 ms  0.04% shorter
+latency of links        601 ms      602 ms    604 ms  0.004% longer
+batch (4)               360 ms      602 ms    1.09 s  0.8% longer
+sequence (2,048)        360 ms      602 ms    1.09 s  0.8% longer
+
+about 463 ms·batch·sequence + 116 ms + 21.2 ms·batch·sequence/bandwidth +
+2.36 ms·latency (each symbol 1 as planned)
+
+changes places at                  where                               both take
+────────────────────────────────────────────────────────────────────────────────
+bandwidth of links         0.867×  below it, this plan is faster than     605 ms
+                                   search all
+bandwidth of links          1.24×  above it, fully sharded is faster      598 ms
+latency of links            2.38×  above it, this plan is faster than     605 ms
+                                   search all
+batch               0.271× = 1.08  below it, fully sharded is faster      249 ms
+sequence             0.271× = 555  below it, fully sharded is faster      249 ms
+
+the step by batch: f fully sharded
+ 1.05× as long │                                       ffffffffffffffffff
+               │                        fffffffffffffff
+     this plan │··················ffffff·································
+               │               fff
+               │           ffff
+               │     ffffff
+ 0.91× as long │fffff
+               └────────────────────────────┴────────────────────────────
+                1/64                 as planned (4)                   64×
+"""
+
+
+def test_what_if_numbers_are_those_of_the_sensitivity():
+    plan = llama_plan()
+    found, text = plan.sensitivity(), what_if_of(plan, 160)
+    for even in found.break_evens:
+        assert fmt.times(even.at) in text
+        assert fmt.seconds(even.step_s) in text
+        if even.symbol == "batch":
+            assert f"= {fmt.digits(4 * even.at)} " in text
+    for symbol in found.elasticities:
+        for multiple in (0.5, 2.0):
+            assert fmt.seconds(found.at(**{symbol: multiple})) in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_if_is_as_readable_without_colour(width):
+    plain = what_if_of(llama_plan(), width)
+    coloured = what_if_of(llama_plan(), width, colour=True)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    for words in ("f fully sharded", "this plan", "as planned (4)", "1/64", "64×", "as long"):
+        assert words in plain
+    assert ("the step by bandwidth of links" in plain) is (width >= 140)
+
+
+def test_the_plot_shows_who_is_faster_where():
+    """Left of the break-even batch, at 0.27×, the other plan's marks are below this plan's line."""
+    lines = what_if_of(llama_plan(), 80).splitlines()
+    rows = [line[16:] for line in lines if line[15:16] == "│"]
+    own = next(i for i, line in enumerate(lines) if line.startswith("     this plan │"))
+    middle = own - next(i for i, line in enumerate(lines) if line[15:16] == "│")
+    columns = {x: y for y, row in enumerate(rows) for x, mark in enumerate(row) if mark == "f"}
+    assert len(columns) == len(rows[middle].rstrip())
+    even = next(b for b in llama_plan().sensitivity().break_evens if b.symbol == "batch")
+    for x, y in columns.items():
+        multiple = 64 ** (2 * x / (len(columns) - 1) - 1)
+        if abs(math.log(multiple / even.at)) > 1:
+            assert (y > middle) == (multiple < even.at), (x, y)
+
+
+def test_what_if_without_break_evens_says_so():
+    plan = llama_plan()
+    only = {"replicated": plan.cost.baselines["replicated"]}
+    text = what_if_of(
+        dataclasses.replace(plan, cost=dataclasses.replace(plan.cost, baselines=only)), 240
+    )
+    assert "no known plan changes places with this one" in text
+    none = dataclasses.replace(plan, cost=dataclasses.replace(plan.cost, baselines={}))
+    assert "there is no known plan to compare with" in what_if_of(none, 240)
+
+
+def test_what_if_of_a_plan_without_a_formula_is_left_out():
+    assert what_if_of(mesh_plan(), 80) == ""
+
+
 # ---- explain --------------------------------------------------------------------------------
 
 

@@ -20,8 +20,9 @@ from autoshard.planner.price import price
 from autoshard.planner.record import cost, record, replicated
 from autoshard.planner.scaling import growth, scaling
 from autoshard.planner.terms import joined
-from autoshard.sensitivity import SYMBOLS, sensitivity
+from autoshard.sensitivity import sensitivity
 from autoshard.strategies import derive
+from autoshard.what_if import SYMBOLS, crossings, elasticity, narrowed
 
 SLOW_LINKS = "l40s-pcie"
 
@@ -333,6 +334,18 @@ def test_the_formula_is_in_the_four_symbols(decoded: Priced) -> None:
     assert {str(s) for s in found.step_s.free_symbols} == set(SYMBOLS)
     values = dict.fromkeys(found.step_s.free_symbols, 1.0)
     assert float(found.step_s.subs(values)) == pytest.approx(decoded.plan.cost.step_s, rel=1e-9)
+
+
+def test_plain_numbers_agree_with_the_formulas(decoded: Priced) -> None:
+    cost, found = decoded.plan.cost, decoded.plan.sensitivity()
+    for symbol in SYMBOLS:
+        assert elasticity(cost, symbol) == pytest.approx(found.elasticities[symbol], rel=1e-9)
+    known = {name: other for name, other in found.costs.items() if name}
+    plain = [(n, narrowed(cost, known[n], c, 1e-6)) for n, c in crossings(cost, known)]
+    assert len(plain) > 4
+    for (name, crossing), even in zip(plain, found.break_evens, strict=True):
+        assert (name, crossing.symbol, crossing.beyond) == (even.plan, even.symbol, even.beyond)
+        assert crossing.at == pytest.approx(even.at, rel=1e-5)
 
 
 # ---- the pieces ------------------------------------------------------------------------------

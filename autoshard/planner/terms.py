@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 
 from autoshard.cost.comm import collective_parts, copy_rate
@@ -111,7 +111,7 @@ def _alone(count: float, seconds: float, scales_with: str, powers: Powers = (0, 
 def _compute(
     decided: Decided, pricer: Pricer, survey: Survey, scales: Scaling
 ) -> Iterable[Counted]:
-    folded = decided.folded
+    folded, known = decided.folded, dict[Hashable, list[CostTerm]]()
     for index, cls in enumerate(folded.classes):
         strategy = decided.strategies.choices[index][decided.choice[index]]
         op = cls.op
@@ -123,12 +123,31 @@ def _compute(
         elif op.kind == "output":
             yield _alone(1, pricer.hardware.step_s, "launch")
         elif op.kind == "call":
-            yield from _kernels(decided, index, pricer, survey, scales)
+            alike = _alike(decided, index, scales)
+            for moves, count in survey.traffic[index].items():
+                if (alike, moves) not in known:
+                    known[alike, moves] = _kernels(decided, index, pricer, scales, moves)
+                yield from ((count, term) for term in known[alike, moves])
+
+
+def _alike(decided: Decided, index: int, scales: Scaling) -> Hashable:
+    """All that a call's price depends on: layers that are not folded have many that are equal."""
+    folded, op = decided.folded, decided.folded.classes[index].op
+    places = [(index, i) for i in range(len(op.results))]
+    places += [folded.sources[index, i][0] for i in range(len(op.operands))]
+    metas = folded.operand_metas(index)
+    grow = tuple(
+        tuple(scales.dims.get((*made, dim), (0, 0)) for dim in range(len(meta.shape)))
+        for made, meta in zip(places, (*op.results, *metas), strict=True)
+        if meta
+    )
+    strategy = decided.strategies.choices[index][decided.choice[index]]
+    return op.target, op.args, op.kwargs, op.results, metas, strategy, grow
 
 
 def _kernels(
-    decided: Decided, index: int, pricer: Pricer, survey: Survey, scales: Scaling
-) -> Iterable[Counted]:
+    decided: Decided, index: int, pricer: Pricer, scales: Scaling, moves: Traffic
+) -> list[CostTerm]:
     """The kernels of one operator: its price, followed over larger batches and sequences."""
     folded, rule = decided.folded, decided.strategies.rules[index]
     op, metas = folded.classes[index].op, folded.operand_metas(index)
@@ -136,7 +155,8 @@ def _kernels(
     made = [folded.sources[index, position][0] for position in range(len(metas))]
     degrees = _degrees(decided, index, scales)
 
-    def worked(moves: Traffic, by: Powers) -> tuple[Work, ...]:
+    @functools.cache
+    def work(by: Powers) -> tuple[Work, ...]:
         results = [
             meta and scales.scaled((index, i), meta, by) for i, meta in enumerate(op.results)
         ]
@@ -145,12 +165,11 @@ def _kernels(
         scaled = rule and scales.scaled_rule(index, rule, by)
         return pricer.work(grown, scaled, strategy, tuple(operands), moves)
 
-    for moves, count in survey.traffic[index].items():
-        work = functools.cache(functools.partial(worked, moves))
-        for number, kernel in enumerate(work((1, 1))):
-            flops, moved = _growths(work, number, degrees, pricer.mesh.size)
-            for term in _kernel(kernel, flops, moved, pricer):
-                yield count, term
+    found: list[CostTerm] = []
+    for number, kernel in enumerate(work((1, 1))):
+        flops, moved = _growths(work, number, degrees, pricer.mesh.size)
+        found += _kernel(kernel, flops, moved, pricer)
+    return found
 
 
 def _growths(

@@ -57,6 +57,11 @@ def times(ratio: float) -> str:
     return f"{_three(ratio)}×" if math.isfinite(ratio) else "unknown"
 
 
+def digits(value: float) -> str:
+    """A number to three significant digits: 1234.5 → "1,230"."""
+    return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= 100 else _three(value)
+
+
 def error(value: float) -> str:
     """A relative error as text: 2.3456e-12 → "2.3e-12"."""
     return "0" if value == 0 else f"{value:.1e}"

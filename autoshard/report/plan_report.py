@@ -13,6 +13,7 @@ from autoshard.report import format as fmt
 from autoshard.report.cost_tables import memory_table, replicated_verdict, time_table, unit_of
 from autoshard.report.decision_tables import collectives_table, fallbacks_table, weights_table
 from autoshard.report.layout import show, width_of
+from autoshard.report.what_if import what_if
 
 _ROUNDING = 1e-9
 """A gap below this is the rounding of floating-point sums."""
@@ -33,6 +34,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         fallbacks_table(plan, width),
         time_table(plan, width),
         memory_table(plan, width),
+        what_if(plan, width),
         notes(plan),
         solver_line(plan),
     )
