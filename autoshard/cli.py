@@ -1,4 +1,4 @@
-"""The `autoshard` command: plan, show, explain, diff, verify, hardware.
+"""The `autoshard` command: plan, show, explain, diff, verify, calibrate, hardware.
 
 Exit status: 0 done, 1 a check failed (verify, diff --exit-code), 2 bad input, with one readable
 message on stderr. What needs torch is imported by the subcommand that needs it.
@@ -33,6 +33,12 @@ or a config file of transformers, built without its weights:
   transformers:CONFIG.json
   transformers:CONFIG.json?batch=4&seq=2048
 """
+_CALIBRATE = """\
+Under torchrun, or another launcher that sets its variables, all ranks are measured at once, and the links
+between them:
+  torchrun --nproc-per-node 8 -m autoshard calibrate --output my-cluster.toml
+Without one, --ranks N starts N processes on this machine; without that, one process is measured alone.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-    options = make_parser().parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = make_parser().parse_args(arguments)
+    options.arguments = arguments
     try:
         status = options.run(options)
         sys.stdout.flush()
@@ -112,6 +120,50 @@ def run_verify(options: argparse.Namespace) -> int:
         )
     found.report()
     return DONE if found.ok else FAILED
+
+
+def run_calibrate(options: argparse.Namespace) -> int:
+    """Measure this machine and write its profile."""
+    from autoshard.cost.profile_file import checked_suffix
+
+    checked_suffix(options.output)
+    _check_target(options.output)
+    from autoshard.runtime.start import start_ranks, started_group
+
+    launched = os.environ.get("WORLD_SIZE")
+    if options.ranks is not None and not launched:
+        return start_ranks(options.arguments, options.ranks, os.environ)
+    if options.ranks is not None and str(options.ranks) != launched:
+        raise OptionsError(
+            f"--ranks {options.ranks}, and the launcher started {launched}.",
+            fix="Leave --ranks out under torchrun.",
+        )
+    with started_group(os.environ) as rank:
+        return _calibrate(options, rank)
+
+
+def _calibrate(options: argparse.Namespace, rank: int) -> int:
+    """What every rank does; rank 0 shows and writes."""
+    from autoshard.cost.hardware import load_hardware
+    from autoshard.cost.profile_file import save_hardware
+    from autoshard.mesh import Mesh
+    from autoshard.report.calibration_report import print_calibration, progress
+    from autoshard.runtime.calibrate import calibrate
+
+    axes = [(a.name, a.size) for a in Mesh.parse(options.mesh).axes] if options.mesh else ()
+    with progress() if rank == 0 else contextlib.nullcontext() as say:
+        found = calibrate(
+            options.name or Path(options.output).stem,
+            axes=axes,
+            quick=options.quick,
+            base=load_hardware(options.like) if options.like else None,
+            progress=say,
+        )
+    if rank == 0:
+        save_hardware(found.hardware, options.output)
+        print_calibration(found)
+        sys.stderr.write(f"The profile is saved in {options.output}.\n")
+    return DONE
 
 
 def run_hardware(options: argparse.Namespace) -> int:
@@ -264,9 +316,26 @@ def make_parser() -> argparse.ArgumentParser:
     _add_planning(verify)
     verify.add_argument("--plan", metavar="FILE", help="verify this plan instead of making one")
 
+    calibrate = _command(
+        commands, "calibrate", run_calibrate, "measure this machine; write its profile", _CALIBRATE
+    )
+    calibrate.add_argument("--output", metavar="FILE", default="measured.json", help=".json, .toml")
+    calibrate.add_argument("--name", metavar="NAME", help="of the profile; default: the file's")
+    calibrate.add_argument("--ranks", type=_count, metavar="N", help="start N processes here")
+    calibrate.add_argument("--mesh", metavar="dp=2,tp=4", help="the axes to measure links on")
+    calibrate.add_argument("--like", metavar="NAME", help="profile for what is not measured")
+    calibrate.add_argument("--quick", action="store_true", help="fewer, shorter measurements")
+
     hardware = _command(commands, "hardware", run_hardware, "list the hardware profiles")
     hardware.add_argument("name", nargs="?", metavar="NAME", help="show all of this profile")
     return parser
+
+
+def _count(text: str) -> int:
+    """A number of processes."""
+    if not text.isdecimal() or not 0 < int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of processes")
+    return int(text)
 
 
 def _command(

@@ -138,6 +138,16 @@ def collective_parts(kind: str, full_bytes: float, ranks: int, link: Link) -> tu
     return tuple(found)
 
 
+def coefficients(kind: str, full_bytes: float, ranks: int, link: Link) -> tuple[float, float]:
+    """The steps and the bytes of the cheapest algorithm: what α and β are multiplied by."""
+    run = _compiled(kind, _cheapest(kind, full_bytes, ranks, link)[1])
+    rounds, eta = (ranks - 1).bit_length(), link.in_switch_efficiency
+    return (
+        run(ranks, rounds, 0.0, 1.0, 0.0, 0.0, eta),
+        run(ranks, rounds, full_bytes, 0.0, 1.0, 0.0, eta),
+    )
+
+
 def algorithm(kind: str, full_bytes: float, ranks: int, link: Link) -> str:
     """The name of the algorithm that `collective_s` prices; "none" on one rank."""
     return _cheapest(kind, full_bytes, ranks, link)[1]

@@ -213,10 +213,10 @@ class DistributedBackend:
 
     def run(self, program: Program, tensors: Sequence[Tensor], module: GraphModule) -> list[Tensor]:
         """This rank's program, on local tensors."""
-        return list(module(*[_local(x) if isinstance(x, DTensor) else x for x in tensors]))
+        return list(module(*[local_of(x) if isinstance(x, DTensor) else x for x in tensors]))
 
 
-def _local(x: DTensor) -> Tensor:
+def local_of(x: DTensor) -> Tensor:
     """The local tensor of a DTensor, differentiably."""
     if torch.compiler.is_compiling():
         return x.to_local()  # which dynamo knows
