@@ -39,7 +39,7 @@ class Priced:
         decided = decide(graph, options, self.survey)
         others = baselines(self.survey, options)
         self.plan: Plan = record(self.survey, decided, options, others)
-        self.decided = {"": decided, **replicated(decided), **others}
+        self.decided = {"": decided, **replicated(decided, self.survey, options.pricer), **others}
         self.inputs = inputs
 
     def options(self, hardware: Hardware) -> Options:

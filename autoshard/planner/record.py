@@ -25,11 +25,13 @@ from autoshard.planner.constrain import labels
 from autoshard.planner.decide import Decided, Options
 from autoshard.planner.lowered import lowered_steps
 from autoshard.planner.notes import notes
+from autoshard.planner.price import price
 from autoshard.planner.reasons import why
 from autoshard.planner.roles import role
 from autoshard.planner.scaling import Scaling, scaling
 from autoshard.planner.survey import Survey
 from autoshard.planner.terms import cost_terms
+from autoshard.strategies import derive
 
 
 def record(survey: Survey, decided: Decided, options: Options, others: dict[str, Decided]) -> Plan:
@@ -48,7 +50,7 @@ def record(survey: Survey, decided: Decided, options: Options, others: dict[str,
     found = cost(decided, pricer, survey, scales)
     baselines = {
         name: cost(other, pricer, survey, scales)
-        for name, other in (replicated(decided) | others).items()
+        for name, other in (replicated(decided, survey, pricer) | others).items()
     }
     pinned = frozenset(labels(graph, options.constraints))
     weights = tuple(_weights(graph, decided, pricer, pinned))
@@ -83,11 +85,15 @@ def record(survey: Survey, decided: Decided, options: Options, others: dict[str,
     )
 
 
-def replicated(decided: Decided) -> dict[str, Decided]:
-    """Everything whole on every rank, to compare with; nothing where a constraint forbids it."""
+def replicated(decided: Decided, survey: Survey, pricer: Pricer) -> dict[str, Decided]:
+    """Everything whole on every rank, to compare with: also where a constraint or plan forbids it."""
     whole = Decided(decided.strategies, (0,) * len(decided.choice), decided.problem)
     stored = [whole.strategy(op.name).results[0] for op in decided.folded.graph.weights]
-    return {"replicated": whole} if all(p == I for layout in stored for p in layout) else {}
+    if any(p != I for layout in stored for p in layout):
+        free = derive(survey.folded, pricer.mesh, search="tensor", rules=survey.rules)
+        problem = price(free, pricer, survey.traffic, None)
+        whole = Decided(free, whole.choice, problem)
+    return {"replicated": whole}
 
 
 def _inputs(graph: OpGraph) -> Iterable[str]:

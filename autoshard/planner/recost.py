@@ -45,7 +45,8 @@ def recost(
     told = _told(plan, found.step_s, profile)
     if not told:
         return decided, plan, ""
-    whole = {n: cost(d, pricer, survey, scales) for n, d in replicated(decided).items()}
+    others = replicated(decided, survey, pricer)
+    whole = {n: cost(other, pricer, survey, scales) for n, other in others.items()}
     again = replace(
         plan,
         hardware=profile.name,
