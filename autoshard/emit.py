@@ -157,6 +157,10 @@ def _vocab_embedding(site: Site) -> Node:
     return site.ours("vocab_embedding", site.args[0], site.args[1], site.arg(2, "padding_idx", -1))
 
 
+def _expert_products(site: Site) -> Node:
+    return site.ours("expert_products", *site.args[:3])
+
+
 def _vocab_cross_entropy(site: Site) -> Node:
     return site.ours(
         "vocab_cross_entropy",
@@ -196,6 +200,7 @@ EMITTERS: dict[str, Callable[[Site], Node]] = {
     "": _plain,
     "mean": _mean,
     "vocab_embedding": _vocab_embedding,
+    "expert_products": _expert_products,
     "vocab_cross_entropy": _vocab_cross_entropy,
     "mean_cross_entropy": _mean_cross_entropy,
     "split_dropout": _split_dropout,

@@ -32,7 +32,7 @@ class WeightRecord:
     Attributes:
         fqns: every name of the weight: more than one where weights are tied.
         shape, dtype: of the whole weight.
-        split: "column", "row", "replicated", or a kind that says more ("vocab", "heads", "shard").
+        split: "column", "row", "replicated", or a kind that says more ("vocab", "expert", "shard").
         placements: one a mesh axis.
         local_shape: what one rank holds.
         stored_bytes: of the local shape.

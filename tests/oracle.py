@@ -32,11 +32,12 @@ def assert_sound(
     ranks: int = 2,
     bound: float = 1e-9,
     steps: int = 2,
+    dtype: torch.dtype = torch.float64,
     **options: Any,
 ) -> ShardedModule:
     """Shard `model` in float64 and train it beside itself; gives back the sharded module."""
-    args, kwargs = _double((args, dict(kwargs or {})))
-    reference = copy.deepcopy(model).double()
+    args, kwargs = _cast((args, dict(kwargs or {})), dtype)
+    reference = copy.deepcopy(model).to(dtype)
     sharded = autoshard(
         copy.deepcopy(reference), ranks, args, kwargs, **{**IDEAL_TENSOR, **options}
     )
@@ -100,10 +101,10 @@ def placements(plan: Plan) -> dict[str, str]:
     return {w.fqn: str(w.placements[0]) for w in plan.weights}
 
 
-def _double(tree: Any) -> Any:
+def _cast(tree: Any, dtype: torch.dtype) -> Any:
     def cast(x: Any) -> Any:
         if isinstance(x, Tensor) and x.is_floating_point():
-            return x.detach().double().requires_grad_(x.requires_grad)
+            return x.detach().to(dtype).requires_grad_(x.requires_grad)
         return x
 
     return tree_map(cast, tree)

@@ -7,6 +7,7 @@ Where a rule tells forms of a call apart, each form is a case.
 from __future__ import annotations
 
 import torch
+import transformers.integrations.moe  # noqa: F401 - defines transformers::grouped_mm_fallback
 from rules_harness import Case, bools, case, complexes, exactly, ints, normal, uniform
 
 
@@ -14,6 +15,8 @@ def _each(names: str, *args: object, **options: object) -> list[Case]:
     return [case(name, *args, **options) for name in names.split()]
 
 
+ENDS = exactly([2, 2, 3, 7, 8, 8, 12, 13, 15, 20, 20, 24], torch.int32)
+"""Where the rows of each of twelve experts end; some have none."""
 INF, NAN = float("inf"), float("nan")
 
 ELEMENTWISE = [
@@ -127,6 +130,14 @@ CONTRACTIONS = [
     case("linear", normal(12), normal(8, 12)),
     case("mm", normal(4, 12), normal(12, 6)),
     case("bmm", normal(4, 6, 12), normal(4, 12, 8)),
+    case("transformers.grouped_mm_fallback", normal(24, 12), normal(12, 12, 8), ENDS),
+    case(
+        "_grouped_mm",
+        normal(24, 48, dtype=torch.float32),
+        normal(12, 48, 48, dtype=torch.float32),
+        ENDS,
+        bound=1e-5,
+    ),
     case("mv", normal(4, 12), normal(12)),
     case("dot", normal(12), normal(12)),
     case("outer", normal(4), normal(12)),
@@ -199,6 +210,7 @@ VIEWS = [
     case("permute", normal(4, 6, 12), [2, 0, 1]),
     case("permute", normal(4, 6, 12), [0, -1, 1]),
     case("transpose.int", normal(4, 6, 12), 1, -1),
+    case("numpy_T", normal(4, 6, 12)),
     case("t", normal(4, 12)),
     case("t", normal(12)),
     case("mT", normal(4, 6, 12)),

@@ -147,6 +147,8 @@ class Pricer:
         if "conv" in op.target:
             per = result if "transpose" not in op.target else operands[0]
             return 2.0 * per.numel * math.prod(operands[1].shape[1:])
+        if "grouped_mm" in op.target:  # each row meets one expert
+            return 2.0 * operands[0].numel * result.shape[-1]
         if op.target in _WHOLE_SUMS and len(operands) == 3:
             return 2.0 * result.numel * operands[1 if "add" in op.target else 0].shape[-1]
         kept = {f for dims in rule.results if dims for dim in dims for f in dim}

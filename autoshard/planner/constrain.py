@@ -14,7 +14,7 @@ from autoshard.planner.roles import role
 from autoshard.strategies import Strategies, Strategy
 
 _SHARD = re.compile(r"shard\((\d+)(?:,\s*(\d+))?\)")
-SPLITS = ("column", "row", "replicated", "vocab")
+SPLITS = ("column", "row", "replicated", "vocab", "expert")
 
 
 def labels(graph: OpGraph, constraints: tuple[tuple[str, str], ...]) -> dict[str, str]:

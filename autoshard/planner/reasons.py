@@ -63,6 +63,8 @@ def _as(decided: Decided, part: Part) -> str:
     kind = "channels" if "conv" in cls.op.target else "features"
     if part.role == "vocab":
         return "rows split: each rank looks up its own, and its result is a share"
+    if part.role == "expert":
+        return "experts split: each rank runs the tokens of its own, and its result is a share"
     if part.role == "row":
         return f"input {kind} split, {_input(decided, part)}: each rank's result is a share"
     if family == "contraction":

@@ -18,7 +18,8 @@ class Part:
     """What a weight's split dimension is to one operator.
 
     Attributes:
-        role: "column" where the dimension is of the result, "row" where it is summed over, or "vocab".
+        role: "column" where the dimension is of the result, "row" where it is summed over,
+            "vocab" where rows of a table, "expert" where whole matrices of it are chosen from.
         node: the operator's class.
         position: which of its operands the weight is.
     """
@@ -31,9 +32,9 @@ class Part:
 def role(
     strategies: Strategies, index: int, state: Placement, choice: tuple[int, ...] | None = None
 ) -> str:
-    """What a weight's `state` is called: "column", "row", "vocab", "replicated" or "shard".
+    """What a weight's `state` is called: "column", "row", "vocab", "expert", "replicated" or "shard".
 
-    Where operators differ (a tied weight), the first of "vocab", "row" and "column" is taken. It is
+    Where operators differ (a tied weight), the first of "vocab", "expert", "row" and "column" is taken. It is
     "shard" where no operator says, or none takes it as it is stored.
 
     Args:
@@ -45,7 +46,7 @@ def role(
     if not isinstance(state, Shard):
         return "replicated"
     found = {part.role for part in parts(strategies, index, state, choice)}
-    return next((name for name in ("vocab", "row", "column") if name in found), "shard")
+    return next((name for name in ("vocab", "expert", "row", "column") if name in found), "shard")
 
 
 def parts(
@@ -115,7 +116,11 @@ def _through(
     return which, left if isinstance(left, Shard) else Shard(dim, state.blocks)
 
 
+_NAMED = {"vocab_embedding": "vocab", "expert_products": "expert"}
+
+
 def _role(rule: Rule, factor: str) -> str:
-    if any(s.factor == factor and s.lowering == "vocab_embedding" for s in rule.specials):
-        return "vocab"
+    for special in rule.specials:
+        if special.factor == factor and special.lowering in _NAMED:
+            return _NAMED[special.lowering]
     return "column" if any(place[0] for place in rule.places[factor]) else "row"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.rules.registry import DEFAULT
-from autoshard.rules.rule import WHOLE, Call, Dims, Names, Operand, Rule
+from autoshard.rules.rule import WHOLE, Call, Dims, Names, Operand, Rule, Special
 from autoshard.rules.template import Template
 
 BILINEAR = (frozenset({0}), frozenset({1}))
@@ -76,6 +76,28 @@ def _einsum(call: Call) -> Rule | None:
     kept = tuple((letter, size) for letter, size in sizes.items() if size > 1)
     linear = tuple(frozenset({i}) for i in range(len(terms)))
     return Rule(kept, tuple(map(dims, terms)), (dims(right),), linear, family="contraction")
+
+
+@DEFAULT.computed("transformers.grouped_mm_fallback.default aten._grouped_mm.default")
+def _grouped(call: Call) -> Rule | None:
+    """`x[·, i] w[·, i, o] ends[·] -> y[·, o]`: rows in order of their experts, each times its expert's.
+
+    With the experts split, each rank multiplies the rows of its own; the others are zeros, a share.
+    """
+    if len(call.operands) != 3 or len(call.shape(0)) != 2 or len(call.shape(1)) != 3:
+        return None  # other groupings; a bias
+    names, (experts, inner, outer) = Names(), call.shape(1)
+    e = names.fresh(experts, "e") if "fallback" in call.target else WHOLE
+    i, o = names.fresh(inner, "i"), names.fresh(outer, "o")
+    return Rule(
+        names.items,
+        ((WHOLE, i), (e, i, o), (WHOLE,)),
+        ((WHOLE, o),),
+        BILINEAR,
+        tuple(Special(f, "expert_products") for f in e),
+        "contraction",
+        contiguous=frozenset(e),
+    )
 
 
 _CONV = "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv1d.padding aten.conv2d.padding"

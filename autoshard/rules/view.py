@@ -104,7 +104,8 @@ def _expand(call: Call) -> Rule | None:
 
 
 @DEFAULT.computed(
-    "aten.permute.default aten.transpose.int aten.t.default aten.movedim.int aten.mT.default"
+    "aten.permute.default aten.transpose.int aten.t.default aten.movedim.int aten.mT.default "
+    "aten.numpy_T.default"
 )
 def _permute(call: Call) -> Rule | None:
     rank = len(call.shape(0))
@@ -113,6 +114,8 @@ def _permute(call: Call) -> Rule | None:
         given = call.arg(1, "dims")
         assert isinstance(given, tuple)
         order = [d % rank for d in given]
+    elif call.target == "aten.numpy_T.default":
+        order.reverse()
     elif call.target == "aten.movedim.int":
         source, target = (
             call.int_arg(1, "source", 0) % rank,

@@ -34,6 +34,27 @@ def vocab_embedding(
     return found
 
 
+def expert_products(
+    comm: Communicator, xs: Tensors, weights: Tensors, ends: Tensors
+) -> list[Tensor]:
+    """Multiply the rows of a rank's own experts; the rest are zeros. The ranks' results are shares.
+
+    Rows `[s, i]` come in order of their experts, whose last rows end at `ends`; weights are `[e/n, i, o]`.
+    The rank's rows are rolled to the front, for the product takes its experts' rows from the first on.
+    """
+    found = []
+    for x, weight, stops, rank in zip(xs, weights, ends, comm.ranks, strict=True):
+        first, experts = rank * weight.shape[0], weight.shape[0]
+        start = stops[first - 1] if first else torch.zeros_like(stops[0])
+        rows = torch.arange(x.shape[0], device=x.device)
+        own = x.index_select(0, (rows + start) % x.shape[0])
+        product = torch.ops.transformers.grouped_mm_fallback(
+            own, weight, stops[first : first + experts] - start
+        )
+        found.append(product.index_select(0, (rows - start) % x.shape[0]))
+    return found
+
+
 def vocab_cross_entropy(
     comm: Communicator,
     logits: Tensors,
@@ -164,6 +185,7 @@ ALL: dict[str, Callable[..., list[Tensor]]] = {
     f.__name__: f
     for f in (
         vocab_embedding,
+        expert_products,
         vocab_cross_entropy,
         mean_cross_entropy,
         split_dropout,

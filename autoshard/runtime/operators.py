@@ -30,6 +30,7 @@ _SCHEMAS = {
     "partial_to_replicate": "Tensor x",
     "partial_to_invariant": "Tensor x",
     "partial_to_shard": f"Tensor x, {_SLICED}",
+    "expert_products": "Tensor x, Tensor weight, Tensor ends",
     "vocab_embedding": "Tensor weight, Tensor ids, int padding_idx",
     "vocab_cross_entropy": (
         "Tensor logits, Tensor target, int reduction, int ignore_index, float label_smoothing"
