@@ -26,6 +26,11 @@ TIE = 1e-5
 """Weight of a tie-break, in units: far below any real cost, above the solvers' tolerances."""
 
 
+TOLERANCE = 1e-6
+"""By how much solvers let a variable be off, and a row."""
+SINGLY, MOST_CUTS = 8, 9
+"""How many choices that are over the budget by rounding are taken out one at a time, and in all."""
+
 Variable = pulp.LpVariable | int
 """A variable of the program, or the constant 1 where there is no choice."""
 Term = tuple[Variable, float]
@@ -61,13 +66,17 @@ def solve(problem: Problem, *, solver: str | None = None, time_limit_s: float = 
         raise _infeasible(problem, name, time_limit_s)
     choice = _choice(program) if relaxed == "optimal" else None
     status = "optimal (the relaxation is integral)"
-    if choice is None:
+    cuts = 0
+    while choice is None or not _fits(problem, choice):
+        if choice is not None:
+            _exclude(problem, program, choice, cuts)
+            cuts += 1
         left = max(1.0, time_limit_s - (time.perf_counter() - started))
         done, found = _run(program, name, left, relax=False)
-        choice = _choice(program)
         if done == "infeasible":
             raise _infeasible(problem, name, time_limit_s)
-        if choice is None:
+        choice = _choice(program)
+        if choice is None or cuts > MOST_CUTS:
             raise SolverError(
                 f"{name} found no plan in {time_limit_s:g} s.", fix="Raise time_limit_s."
             )
@@ -75,6 +84,29 @@ def solve(problem: Problem, *, solver: str | None = None, time_limit_s: float = 
         if done == "optimal":
             bound = found
     return _solution(problem, program, choice, name, status, bound, started)
+
+
+def _fits(problem: Problem, choice: tuple[int, ...]) -> bool:
+    return problem.budget_bytes is None or problem.bytes(choice) <= problem.budget_bytes
+
+
+def _exclude(problem: Problem, program: _Program, choice: tuple[int, ...], cuts: int) -> None:
+    """Take out a choice that is over the budget by less than solvers' tolerances: a millionth.
+
+    One at a time, and after a few of them whatever is so near to the budget.
+    """
+    assert problem.budget_bytes is not None
+    if cuts >= SINGLY:
+        unit = _unit_bytes(problem)
+        least = problem.budget_bytes * (1 - 10 * TOLERANCE) / unit
+        program.lp += _memory(problem, program, unit) <= least
+        return
+    taken = [
+        (variables[s], 1.0)
+        for s, variables in zip(choice, program.choices, strict=True)
+        if len(variables) > 1
+    ]
+    program.lp += _sum(taken) <= len(taken) - 1
 
 
 def available(solver: str | None = None) -> str:
@@ -137,12 +169,16 @@ def _backend(name: str, time_limit_s: float, *, relax: bool = False) -> pulp.LpS
 
 def _state(problem: Problem) -> _Program:
     program = _Program(pulp.LpProblem("autoshard", pulp.LpMinimize))
+    too_much = _unaffordable(problem)
     for index, node in enumerate(problem.nodes):
         count = len(node.costs_s)
         variables: list[Variable] = [1]
         if count > 1:
             variables = [
-                program.lp.add_variable(f"x_{index}_{s}", 0, 1, pulp.LpBinary) for s in range(count)
+                program.lp.add_variable(
+                    f"x_{index}_{s}", 0, int((index, s) not in too_much), pulp.LpInteger
+                )
+                for s in range(count)
             ]
             program.lp += _sum([(v, 1.0) for v in variables]) == 1
             program.binaries += count
@@ -153,23 +189,49 @@ def _state(problem: Problem) -> _Program:
     for index, tensor in enumerate(problem.tensors):
         _flows(program, index, tensor)
     if problem.budget_bytes is not None:
-        program.lp += _memory(problem, program) <= problem.budget_bytes / 2**20
+        unit = _unit_bytes(problem)
+        # Half a byte more than the budget, for sums of bytes in floats that are the budget exactly.
+        program.lp += _memory(problem, program, unit) <= (problem.budget_bytes + 0.5) / unit
     program.lp.setObjective(_sum(program.terms))
     return program
 
 
-def _memory(problem: Problem, program: _Program) -> pulp.LpAffineExpression:
-    """The memory row, in MiB: what every node keeps, and the largest transient."""
-    largest = program.lp.add_variable("transient", 0)
+def _unaffordable(problem: Problem) -> set[tuple[int, int]]:
+    """The (node, strategy) that the budget forbids whatever all others choose.
+
+    Without them no number of the memory row is far above the budget, which solvers would round by.
+    """
+    if problem.budget_bytes is None:
+        return set()
+    least = sum(node.count * min(node.bytes) for node in problem.nodes)
+    transient = max((min(node.transient_bytes) for node in problem.nodes), default=0)
+    return {
+        (index, s)
+        for index, node in enumerate(problem.nodes)
+        for s, kept in enumerate(node.bytes)
+        if least + node.count * (kept - min(node.bytes)) + max(transient, node.transient_bytes[s])
+        > problem.budget_bytes
+    }
+
+
+def _unit_bytes(problem: Problem) -> float:
+    """The unit of the memory row: so large that its numbers are below a few millions, and so small that
+    solvers' tolerances, 1e-6 in it, are far below a byte.
+    """
+    least = sum(node.count * min(node.bytes) for node in problem.nodes)
+    return max(1.0, max(least, problem.budget_bytes or 0) / 1e6)
+
+
+def _memory(problem: Problem, program: _Program, unit: float) -> pulp.LpAffineExpression:
+    """The memory row in units of bytes: what every node keeps, and the largest transient."""
+    largest = program.lp.add_variable(f"transient_{program.lp.numConstraints()}", 0)
     kept: list[Term] = [(largest, 1.0)]
-    for node, variables in zip(problem.nodes, program.choices, strict=True):
-        kept += [
-            (variable, node.count * node.bytes[s] / 2**20)
-            for s, variable in enumerate(variables)
-            if node.bytes[s]
-        ]
+    too_much = _unaffordable(problem)
+    for index, (node, variables) in enumerate(zip(problem.nodes, program.choices, strict=True)):
+        possible = [(s, v) for s, v in enumerate(variables) if (index, s) not in too_much]
+        kept += [(v, node.count * node.bytes[s] / unit) for s, v in possible if node.bytes[s]]
         if any(node.transient_bytes):
-            used = [(v, -node.transient_bytes[s] / 2**20) for s, v in enumerate(variables)]
+            used = [(v, -node.transient_bytes[s] / unit) for s, v in possible]
             program.lp += _sum([(largest, 1.0), *used]) >= 0
     return _sum(kept)
 
@@ -253,7 +315,7 @@ def _choice(program: _Program) -> tuple[int, ...] | None:
             found.append(0)
             continue
         values = [float(v.value() or 0.0) for v in variables if isinstance(v, pulp.LpVariable)]
-        if max(values) < 1 - 1e-6:
+        if max(values) < 1 - TOLERANCE:
             return None
         found.append(values.index(max(values)))
     return tuple(found)
@@ -286,8 +348,9 @@ def _infeasible(problem: Problem, name: str, time_limit_s: float) -> Exception:
     """What to say when nothing fits: the least budget that would, and what takes it."""
     if problem.budget_bytes is None:
         return SolverError("No plan satisfies the constraints.", fix="Remove a constraint.")
-    program = _state(Problem(problem.nodes, problem.tensors, None))
-    program.lp.setObjective(_memory(problem, program))
+    unbounded = Problem(problem.nodes, problem.tensors, None)
+    program = _state(unbounded)
+    program.lp.setObjective(_memory(unbounded, program, _unit_bytes(unbounded)))
     ended, _ = _run(program, name, time_limit_s, relax=False)
     choice = _choice(program)
     if ended == "infeasible" or choice is None:
