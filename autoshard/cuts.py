@@ -36,12 +36,20 @@ def _places(folded: Folded, index: int, rule: Rule, factor: str) -> list[tuple[i
 
 
 def splits(rule: Rule, factor: str, blocks: int, n: int) -> bool:
-    """Whether a factor may be cut in `blocks` blocks of n equal slices each."""
+    """Whether a factor may be cut in `blocks` blocks of n slices each, equal ones if there are blocks."""
     if factor.startswith(FIXED):
         return False
     if blocks > 1 and factor in rule.contiguous:
         return False
-    return rule.size[factor] > blocks and rule.size[factor] % (blocks * n) == 0
+    size = rule.size[factor]
+    if size % (blocks * n) == 0:
+        return size > blocks
+    return blocks == 1 and factor in rule.uneven and reaches(size, n)
+
+
+def reaches(size: int, n: int) -> bool:
+    """Whether each of n ranks has something of a dimension that is cut as `torch.chunk` cuts it."""
+    return (n - 1) * -(-size // n) < size
 
 
 def possible_cuts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,9 @@ class Site:
         wholes: the operands' whole shapes.
         axes: names of the mesh axes on which some operand is split.
         mesh: all axes.
+        cuts: for each result, the dimension that is cut unevenly and its length in the whole; None where
+            none is.
+        taken: the same for each operand.
     """
 
     graph: Graph
@@ -39,6 +43,8 @@ class Site:
     wholes: tuple[Shape, ...]
     axes: tuple[str, ...]
     mesh: Mesh
+    cuts: tuple[tuple[int, int] | None, ...] = ()
+    taken: tuple[tuple[int, int] | None, ...] = ()
 
     def arg(self, index: int, name: str, default: Any) -> Any:
         """The argument at `index`, or by `name`, or `default`."""
@@ -62,19 +68,30 @@ class Site:
 
 def _reshape(site: Site) -> None:
     """A converted tensor may not be contiguous: a view becomes a reshape, to the rank's sizes."""
-    site.target, site.args, site.kwargs = (
-        aten.reshape.default,
-        [site.args[0], list(site.results[0])],
-        {},
-    )
+    shape = list(site.results[0])
+    site.target, site.args, site.kwargs = aten.reshape.default, [site.args[0], shape], {}
+    _to_own("cut_reshape", site)
 
 
 def _expand(site: Site) -> None:
     site.args[1] = list(site.results[0])
+    _to_own("cut_expand", site)
+
+
+def _to_own(name: str, site: Site) -> None:
+    """Where ranks have different sizes, each works out its own."""
+    cut = site.cuts[0] if site.cuts else None
+    if cut is not None:
+        site.target, site.kwargs = operator(name), {}
+        site.args = [*site.args[:2], *cut, site.axes[0]]
 
 
 def _narrow(site: Site) -> None:
-    site.args[3] = site.results[0][site.args[1]]
+    dim = site.args[1]
+    if site.cuts and site.cuts[0] is not None and site.cuts[0][0] == dim % len(site.results[0]):
+        site.target, site.args = aten.slice.Tensor, [site.args[0], dim, 0, sys.maxsize]  # all of it
+    else:
+        site.args[3] = site.results[0][dim]
 
 
 def _split(site: Site) -> None:
@@ -150,11 +167,20 @@ def _plain(site: Site) -> Node:
 
 def _mean(site: Site) -> Node:
     """The mean of this rank's part, divided so that the ranks' results are shares of the whole mean."""
+    cut = site.taken[0] if site.taken else None
+    if cut is not None:
+        return site.ours("share_of_mean", _plain(site), site.args[0], *cut)
     return site.graph.call_function(aten.div.Tensor, (_plain(site), site.ranks))
 
 
 def _vocab_embedding(site: Site) -> Node:
-    return site.ours("vocab_embedding", site.args[0], site.args[1], site.arg(2, "padding_idx", -1))
+    return site.ours(
+        "vocab_embedding",
+        site.args[0],
+        site.args[1],
+        site.arg(2, "padding_idx", -1),
+        site.wholes[0][0],
+    )
 
 
 def _expert_products(site: Site) -> Node:
@@ -169,6 +195,7 @@ def _vocab_cross_entropy(site: Site) -> Node:
         site.arg(3, "reduction", 1),
         site.arg(4, "ignore_index", -100),
         float(site.arg(5, "label_smoothing", 0.0)),
+        site.wholes[0][1 if len(site.wholes[0]) > 1 else 0],
     )
 
 

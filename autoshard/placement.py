@@ -48,7 +48,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Slices of dimension `dim`.
+    """Slices of dimension `dim`, as `torch.chunk` cuts it: of ⌈size/n⌉, the last ones smaller or empty.
 
     With `blocks=b` the dimension is b equal blocks laid end to end and each block is split over the
     ranks: what a fused QKV weight `[3·H, D]` needs to be cut inside q, k and v alike (`blocks=3`).
@@ -146,9 +146,9 @@ def convertible(have: Layout, want: Layout) -> bool:
 
 
 def local_shape(shape: tuple[int, ...], layout: Layout, sizes: Iterable[int]) -> tuple[int, ...]:
-    """The shape that one rank holds of a tensor of `shape`, on axes of these sizes."""
+    """The shape that one rank holds of a tensor of `shape`, on axes of these sizes: the largest, if uneven."""
     local = list(shape)
     for placement, size in zip(layout, sizes, strict=True):
         if isinstance(placement, Shard):
-            local[placement.dim] //= size
+            local[placement.dim] = -(-local[placement.dim] // size)
     return tuple(local)

@@ -103,14 +103,20 @@ class _Writer:
         if have == want:
             return node
         if (ref, want) not in self._converted:
-            self._converted[ref, want] = self._convert(node, have, want)
+            shape = self._captured.graph.meta(ref).shape
+            self._converted[ref, want] = self._convert(node, shape, have, want)
         return self._converted[ref, want]
 
-    def _convert(self, node: Node, have: Layout, want: Layout) -> Node:
+    def _convert(self, node: Node, shape: tuple[int, ...], have: Layout, want: Layout) -> Node:
         for axis, h, w in zip(self._mesh.axes, have, want, strict=True):
             found = conversion(h, w)
             if found is not None:
-                cuts = [c for p in (h, w) if isinstance(p, Shard) for c in (p.dim, p.blocks)]
+                cuts = [
+                    item
+                    for p in (h, w)
+                    if isinstance(p, Shard)
+                    for item in (p.dim, p.blocks, shape[p.dim])
+                ]
                 args = (node, *cuts, axis.name)
                 node = self.graph.call_function(operator(found.name), args)
         return node
@@ -142,6 +148,8 @@ class _Writer:
             wholes=tuple(meta.shape for meta in metas),
             axes=self._split_axes(strategy.operands),
             mesh=self._mesh,
+            cuts=self._uneven(op.results, strategy.results),
+            taken=self._uneven(metas, strategy.operands),
         )
         if source.target in LOCAL_ARGUMENTS:
             LOCAL_ARGUMENTS[source.target](site)
@@ -171,6 +179,20 @@ class _Writer:
             local_shape(meta.shape, layout, self._mesh.sizes) if meta else ()
             for meta, layout in zip(metas, layouts, strict=True)
         )
+
+    def _uneven(
+        self, metas: tuple[TensorMeta | None, ...], layouts: tuple[Layout, ...]
+    ) -> tuple[tuple[int, int] | None, ...]:
+        """For each tensor, the dimension in which ranks have slices of different sizes, and its length."""
+        found: list[tuple[int, int] | None] = []
+        for meta, layout in zip(metas, layouts, strict=True):
+            cuts = [
+                (placement.dim, meta.shape[placement.dim])
+                for placement, ranks in zip(layout, self._mesh.sizes, strict=True)
+                if meta and isinstance(placement, Shard) and meta.shape[placement.dim] % ranks
+            ]
+            found.append(cuts[0] if cuts else None)
+        return tuple(found)
 
     def _split_axes(self, layouts: tuple[Layout, ...]) -> tuple[str, ...]:
         return tuple(

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autoshard.cuts import Cut, Dimensions, Results, Rules, possible_cuts, splits, statistics
+from autoshard.cuts import (
+    Cut,
+    Dimensions,
+    Results,
+    Rules,
+    possible_cuts,
+    reaches,
+    splits,
+    statistics,
+)
 from autoshard.fold import Folded
 from autoshard.graph import TensorMeta
 from autoshard.mesh import Mesh
@@ -209,7 +218,7 @@ def _leaf(space: _Space, index: int) -> list[Strategy]:
     shards = {shard for use in uses for shard in _wanted_cuts(space, *use)}
     meta = op.results[0]
     if meta is not None and op.kind == "parameter" and (space.gathers or not uses):
-        shards |= {Shard(dim) for dim, size in enumerate(meta.shape) if size % space.n == 0}
+        shards |= {Shard(dim) for dim, size in enumerate(meta.shape) if reaches(size, space.n)}
     ordered = sorted(shards, key=lambda shard: (shard.blocks, shard.dim))
     return found + [Strategy((), ((shard,),), factor=str(shard)) for shard in ordered]
 

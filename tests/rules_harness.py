@@ -24,17 +24,19 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from autoshard import cuts as module_of_cuts
 from autoshard import strategies as module_of_strategies
 from autoshard.capture import Captured
 from autoshard.capture.convert import _Reader
 from autoshard.capture.gradients import carrying
 from autoshard.capture.memory import pinned
 from autoshard.compat import tree_flatten
+from autoshard.cuts import reaches
 from autoshard.cuts import splits as may_split
 from autoshard.fold import Folded, fold
 from autoshard.graph import Op, OpGraph, TensorMeta
 from autoshard.mesh import Mesh
-from autoshard.placement import Partial, Placement, Replicate, Shard, local_shape
+from autoshard.placement import Partial, Placement, Replicate, Shard
 from autoshard.planner import Decided
 from autoshard.rewrite import rewrite
 from autoshard.runtime import simulator
@@ -250,6 +252,7 @@ def every_strategy() -> Iterator[None]:
 
     with (
         mock.patch.object(module_of_strategies, "possible_cuts", cuts),
+        mock.patch.object(module_of_cuts, "reaches", lambda size, n: size > 1),
         mock.patch.object(module_of_strategies, "_may_be_partial", partial),
     ):
         yield
@@ -449,10 +452,8 @@ def _decided(single: Single, found: Strategies, index: int) -> Decided:
 def _check_result(
     single: Single, xs: list[Tensor], whole: Tensor, state: Placement, n: int, what: str
 ) -> None:
-    for x in xs:
-        assert tuple(x.shape) == local_shape(tuple(whole.shape), (state,), (n,)), (
-            f"{what}: {list(x.shape)}"
-        )
+    for x, part in zip(xs, give(whole, state, n, 0), strict=True):
+        assert x.shape == part.shape, f"{what}: {list(x.shape)}, wanted {list(part.shape)}"
     if single.case.values:
         assert_close(read(xs, state, what), whole, single.case.bound, what)
 
@@ -486,8 +487,22 @@ def _check_gradients(
         assert_close(read(parts, gradient_of(state), what), whole, single.case.bound, what)  # type: ignore[arg-type]
 
 
-def check(found: Case, ranks: Sequence[int] = (2, 4)) -> int:
-    """Execute every strategy of a case on each number of ranks; how many were executed."""
+def _has_empty(single: Single, strategy: Strategy, wanted: Reference, n: int) -> bool:
+    """Whether some rank has nothing of a tensor that is cut."""
+    tensors = [*single.tensors, *(r for r in wanted.results if r is not None)]
+    layouts = [*strategy.operands, *strategy.results]
+    return any(
+        isinstance(state, Shard) and not reaches(x.shape[state.dim], n)
+        for x, (state,) in zip(tensors, layouts, strict=True)
+    )
+
+
+def check(found: Case, ranks: Sequence[int] = (2, 3, 4, 5)) -> int:
+    """Execute every strategy of a case on each number of ranks; how many were executed.
+
+    On 3 and 5 ranks slices have different sizes. Some are empty, as no plan has them: strategies are left
+    out where the operator refuses that, as a convolution does by a result of the wrong shape.
+    """
     single = build(found)
     wanted = reference(single)
     executed = 0
@@ -504,6 +519,9 @@ def check(found: Case, ranks: Sequence[int] = (2, 4)) -> int:
             try:
                 execute(single, listed, index, wanted)
             except Exception as error:
+                refused = not isinstance(error, AssertionError) or "conv" in found.target
+                if refused and _has_empty(single, strategy, wanted, n):
+                    continue
                 error.add_note(f"{found.target} on {n} ranks, rule {rule}, strategy {strategy}")
                 raise
             executed += 1

@@ -47,6 +47,10 @@ def shape_for(size: int) -> tuple[int, ...]:
     return (6 * size, 12 * size, 6 * size)
 
 
+UNEVEN = (5, 7, 11)
+"""On 2, 3 and 4 ranks the last slices are smaller; of the 5, on 4, the last is empty."""
+
+
 def moves() -> list[tuple[Placement, Placement]]:
     """Every pair of different states that a conversion joins."""
     states = [I, R, P, *CUTS]
@@ -57,13 +61,22 @@ def moves() -> list[tuple[Placement, Placement]]:
     ]
 
 
+def moves_of(shape: tuple[int, ...]) -> list[tuple[Placement, Placement]]:
+    """The moves of a tensor: only contiguous slices may be uneven."""
+    whole = [p for p in (*CUTS, I, R, P) if shape != UNEVEN or getattr(p, "blocks", 1) == 1]
+    return [(a, b) for a, b in moves() if a in whole and b in whole]
+
+
 def gradient_of(state: Placement) -> Placement:
     """The state of the gradient of a tensor in `state`, as the algebra's first table has it."""
     return state if isinstance(state, Shard) else GRADIENT[type(state)]()
 
 
 def slice_of(whole: Tensor, cut: Shard, rank: int, size: int) -> Tensor:
-    """Rank's slice by its definition: the dimension is equal blocks, each is cut over the ranks."""
+    """Rank's slice by its definition: `torch.chunk`'s, or of each of the equal blocks."""
+    if cut.blocks == 1:
+        parts = whole.chunk(size, cut.dim)
+        return parts[rank] if rank < len(parts) else parts[-1].narrow(cut.dim, 0, 0)
     length = whole.shape[cut.dim] // cut.blocks
     part = length // size
     index = [block * length + rank * part + i for block in range(cut.blocks) for i in range(part)]
@@ -99,27 +112,34 @@ def merged(parts: list[Tensor], state: Placement, shape: tuple[int, ...]) -> Ten
     return whole
 
 
-def name_and_cuts(have: Placement, want: Placement) -> tuple[str, tuple[int, ...]]:
-    cuts = tuple(c for p in (have, want) if isinstance(p, Shard) for c in (p.dim, p.blocks))
+def name_and_cuts(
+    have: Placement, want: Placement, shape: tuple[int, ...]
+) -> tuple[str, tuple[int, ...]]:
+    cuts = tuple(
+        c for p in (have, want) if isinstance(p, Shard) for c in (p.dim, p.blocks, shape[p.dim])
+    )
     return CONVERSIONS[type(have), type(want)].name, cuts
 
 
 def check(
-    convert: Callable[..., list[Tensor]], have: Placement, want: Placement, size: int
+    convert: Callable[..., list[Tensor]],
+    have: Placement,
+    want: Placement,
+    size: int,
+    shape: tuple[int, ...] = (),
 ) -> None:
     """Forward and backward of one conversion, all ranks of it in this process."""
+    shape = shape or shape_for(size)
     generator = torch.Generator().manual_seed(0)
     whole, upstream = (
-        torch.randn(shape_for(size), generator=generator, dtype=torch.float64) for _ in range(2)
+        torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2)
     )
     xs = [x.requires_grad_() for x in pieces(whole, have, size, generator)]
     ys = convert(xs)
-    torch.testing.assert_close(merged([y.detach() for y in ys], want, shape_for(size)), whole)
+    torch.testing.assert_close(merged([y.detach() for y in ys], want, shape), whole)
     gradients = pieces(upstream, gradient_of(want), size, generator)
     torch.autograd.backward(ys, gradients)
-    torch.testing.assert_close(
-        merged([x.grad for x in xs], gradient_of(have), shape_for(size)), upstream
-    )
+    torch.testing.assert_close(merged([x.grad for x in xs], gradient_of(have), shape), upstream)
     for part, expected in zip([x.grad for x in xs], xs, strict=True):
         assert part.shape == expected.shape
 
@@ -127,9 +147,17 @@ def check(
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("have", "want"), moves(), ids=lambda p: str(p))
 def test_conversion_on_the_simulator(have: Placement, want: Placement, size: int) -> None:
-    name, cuts = name_and_cuts(have, want)
+    name, cuts = name_and_cuts(have, want, shape_for(size))
     comm = Simulator(size)
     check(lambda xs: ALL[name](comm, xs, *cuts), have, want, size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("have", "want"), moves_of(UNEVEN), ids=lambda p: str(p))
+def test_uneven_slices_on_the_simulator(have: Placement, want: Placement, size: int) -> None:
+    name, cuts = name_and_cuts(have, want, UNEVEN)
+    comm = Simulator(size)
+    check(lambda xs: ALL[name](comm, xs, *cuts), have, want, size, UNEVEN)
 
 
 WRONG = {
@@ -155,7 +183,7 @@ def test_a_wrong_backward_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(conversions._MOVES, name, (conversions._MOVES[name][0], WRONG[name]))
     noticed = 0
     for have, want in moves():
-        found, cuts = name_and_cuts(have, want)
+        found, cuts = name_and_cuts(have, want, shape_for(2))
         if found == name:
             with pytest.raises(AssertionError):
                 check(lambda xs, c=cuts: ALL[name](Simulator(2), xs, *c), have, want, 2)
@@ -177,39 +205,43 @@ def test_a_way_there_and_back_changes_nothing(
 ) -> None:
     """Any path through the table carries one and the same tensor, and one and the same gradient."""
     comm, generator = Simulator(size), torch.Generator().manual_seed(1)
+    shape = UNEVEN if move in moves_of(UNEVEN) and data.draw(st.booleans()) else shape_for(size)
     whole, upstream = (
-        torch.randn(shape_for(size), generator=generator, dtype=torch.float64) for _ in range(2)
+        torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2)
     )
     path = list(move)
     for _ in range(data.draw(st.integers(0, 4))):
-        path.append(data.draw(st.sampled_from([b for a, b in SAMPLE if a == path[-1]])))
+        path.append(data.draw(st.sampled_from([b for a, b in moves_of(shape) if a == path[-1]])))
     xs = [x.requires_grad_() for x in pieces(whole, path[0], size, generator)]
     values = xs
     for have, want in itertools.pairwise(path):
-        name, cuts = name_and_cuts(have, want)
+        name, cuts = name_and_cuts(have, want, shape)
         values = ALL[name](comm, values, *cuts)
-    torch.testing.assert_close(
-        merged([v.detach() for v in values], path[-1], shape_for(size)), whole
-    )
+    torch.testing.assert_close(merged([v.detach() for v in values], path[-1], shape), whole)
     torch.autograd.backward(values, pieces(upstream, gradient_of(path[-1]), size, generator))
-    torch.testing.assert_close(
-        merged([x.grad for x in xs], gradient_of(path[0]), shape_for(size)), upstream
-    )
+    torch.testing.assert_close(merged([x.grad for x in xs], gradient_of(path[0]), shape), upstream)
 
 
-@pytest.mark.parametrize(("have", "want"), moves(), ids=lambda p: str(p))
-def test_gradients_of_gradients(have: Placement, want: Placement) -> None:
+@pytest.mark.parametrize(
+    ("have", "want", "shape"),
+    [
+        *((*move, shape_for(2)) for move in moves()),
+        *((*move, UNEVEN) for move in moves_of(UNEVEN)),
+    ],
+    ids=lambda p: str(p),
+)
+def test_gradients_of_gradients(have: Placement, want: Placement, shape: tuple[int, ...]) -> None:
     """Of y = convert(x) the loss ½ Σ |∂(Σ y³)/∂x|² has the gradient 18 y³ (of the whole tensor)."""
-    size, generator = 2, torch.Generator().manual_seed(2)
-    whole = torch.randn(shape_for(size), generator=generator, dtype=torch.float64)
-    name, cuts = name_and_cuts(have, want)
+    size, generator = 4 if shape == UNEVEN else 2, torch.Generator().manual_seed(2)
+    whole = torch.randn(shape, generator=generator, dtype=torch.float64)
+    name, cuts = name_and_cuts(have, want, shape)
     comm = Simulator(size)
     xs = [x.requires_grad_() for x in pieces(whole, have, size, generator)]
 
     def to(values: list[Tensor], a: Placement, b: Placement) -> list[Tensor]:
         if a == b:
             return values
-        move, cut = name_and_cuts(a, b)
+        move, cut = name_and_cuts(a, b, shape)
         return ALL[move](comm, values, *cut)
 
     def cubed(values: list[Tensor], state: Placement) -> list[Tensor]:
@@ -219,23 +251,21 @@ def test_gradients_of_gradients(have: Placement, want: Placement) -> None:
 
     ys = cubed(ALL[name](comm, xs, *cuts), want)
     seeds = pieces(
-        torch.ones(shape_for(size), dtype=torch.float64),
+        torch.ones(shape, dtype=torch.float64),
         gradient_of(I if want == P else want),
         size,
         generator,
     )
     first = torch.autograd.grad(ys, xs, seeds, create_graph=True)
     torch.testing.assert_close(
-        merged([g.detach() for g in first], gradient_of(have), shape_for(size)), 3 * whole**2
+        merged([g.detach() for g in first], gradient_of(have), shape), 3 * whole**2
     )
     state = gradient_of(have)
     halves = [g**2 / 2 for g in (to(list(first), state, I) if state == P else first)]
     end = I if state == P else state
-    seeds = pieces(
-        torch.ones(shape_for(size), dtype=torch.float64), gradient_of(end), size, generator
-    )
+    seeds = pieces(torch.ones(shape, dtype=torch.float64), gradient_of(end), size, generator)
     torch.autograd.backward(halves, seeds)
-    found = merged([x.grad for x in xs], gradient_of(have), shape_for(size))
+    found = merged([x.grad for x in xs], gradient_of(have), shape)
     torch.testing.assert_close(found, 18 * whole**3)
 
 
@@ -246,7 +276,7 @@ def test_a_result_may_be_written_to(have: Placement, want: Placement) -> None:
     whole = torch.randn(shape_for(size), generator=generator)
     xs = pieces(whole, have, size, generator)
     before = [x.clone() for x in xs]
-    name, cuts = name_and_cuts(have, want)
+    name, cuts = name_and_cuts(have, want, shape_for(size))
     with torch.no_grad():
         ys = ALL[name](Simulator(size), xs, *cuts)
         if CONVERSIONS[type(have), type(want)].forward:
@@ -267,21 +297,22 @@ def each_move_on_this_rank() -> dict[str, Any]:
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD.group_name
     done = 0
-    for have, want in moves():
+    cases = [(move, shape) for shape in (shape_for(size), UNEVEN) for move in moves_of(shape)]
+    for (have, want), shape in cases:
         generator = torch.Generator().manual_seed(0)
         whole, upstream = (
-            torch.randn(shape_for(size), generator=generator, dtype=torch.float64) for _ in range(2)
+            torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2)
         )
-        name, cuts = name_and_cuts(have, want)
+        name, cuts = name_and_cuts(have, want, shape)
         x = pieces(whole, have, size, generator)[rank].requires_grad_()
         y = operator(name)(x, *cuts, group)
         gradient = pieces(upstream, gradient_of(want), size, generator)[rank]
         y.backward(gradient)
         results = [None] * size
         dist.all_gather_object(results, (y.detach(), x.grad))
-        torch.testing.assert_close(merged([r[0] for r in results], want, shape_for(size)), whole)
+        torch.testing.assert_close(merged([r[0] for r in results], want, shape), whole)
         torch.testing.assert_close(
-            merged([r[1] for r in results], gradient_of(have), shape_for(size)), upstream
+            merged([r[1] for r in results], gradient_of(have), shape), upstream
         )
         with FakeTensorMode() as mode:
             fake = operator(name)(mode.from_tensor(x), *cuts, group)
@@ -297,7 +328,7 @@ def each_move_on_this_rank() -> dict[str, Any]:
 @pytest.mark.parametrize("size", SIZES)
 def test_conversions_on_gloo(size: int) -> None:
     for found in run_ranks(each_move_on_this_rank, size):
-        assert found == {"done": len(moves()), "size": size}
+        assert found == {"done": len(moves()) + len(moves_of(UNEVEN)), "size": size}
 
 
 OPCHECKED = [(I, R), (R, I), (P, I), (P, R), (P, Shard(1)), (Shard(0), I), (Shard(0), R)]
@@ -316,9 +347,10 @@ def checks_of_torch() -> None:
     memory = ("test_schema", "test_faketensor")
     group = dist.group.WORLD.group_name
     for have, want in OPCHECKED:
-        name, cuts = name_and_cuts(have, want)
+        name, cuts = name_and_cuts(have, want, shape_for(2))
         local = CONVERSIONS[type(have), type(want)].forward not in COLLECTIVES
-        x = torch.randn(shape_for(2), requires_grad=True)
+        x = torch.randn(shape_for(2))
+        x = (slice_of(x, have, 0, 2) if isinstance(have, Shard) else x).requires_grad_()
         torch.library.opcheck(
             operator(name), (x, *cuts, group), test_utils=(*checks, *memory) if local else checks
         )

@@ -189,7 +189,7 @@ def test_weights_that_are_stored_split_and_gathered_are_no_columns():
     ("model", "ranks", "constraints", "reason"),
     [
         (nn.Linear(8, 8), 1, {}, "there is one rank"),
-        (nn.Linear(5, 7), 2, {}, "no dimension of [7, 5] divides by 2"),
+        (nn.Linear(5, 5), 4, {}, "no dimension of [5, 5] has a slice for each of 4 ranks"),
         (nn.LayerNorm(8), 2, {}, "layer_norm needs it whole"),
         (nn.Linear(8, 8), 2, {"weight": "replicated"}, "a constraint asks for it"),
         (
@@ -251,10 +251,10 @@ def test_a_note_says_what_whole_results_cost(llama):
     )
 
 
-def test_a_note_names_large_weights_that_the_ranks_do_not_divide():
-    plan = autoshard.plan(nn.Linear(101, 103), 2, (torch.randn(4, 101),), hardware="ideal")
+def test_a_note_names_large_weights_that_not_every_rank_can_have_a_slice_of():
+    plan = autoshard.plan(nn.Linear(5, 9, bias=False), 8, (torch.randn(4, 5),), hardware="ideal")
     assert plan.notes == (
-        "weight, [103, 101], is whole on every rank: 2 divides none of its dimensions.",
+        "weight, [9, 5], is whole on every rank: none of its dimensions has a slice for each of 8 ranks.",
     )
     assert stack_plan().notes == ()
 

@@ -64,12 +64,12 @@ def _returned(decided: Decided, pricer: Pricer, cost: Cost) -> Iterator[str]:
 
 
 def _uneven(weights: tuple[WeightRecord, ...], ranks: int) -> Iterator[str]:
-    """Large weights that the ranks do not divide."""
+    """Large weights of which there is no slice for some rank."""
     total = sum(math.prod(weight.shape) for weight in weights)
     for group in dict.fromkeys(w.group for w in weights if w.reason.startswith("no dimension of")):
         alike = [weight for weight in weights if weight.group == group]
         if sum(math.prod(weight.shape) for weight in alike) > WORTH * total:
             yield (
-                f"{group}, {list(alike[0].shape)}, is whole on every rank: {ranks} divides none of its "
-                "dimensions."
+                f"{group}, {list(alike[0].shape)}, is whole on every rank: none of its dimensions has a "
+                f"slice for each of {ranks} ranks."
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoshard.cost.model import Pricer
+from autoshard.cuts import reaches
 from autoshard.graph import Op
 from autoshard.placement import Invariant, Layout, R, Shard
 from autoshard.planner import words
@@ -131,8 +132,8 @@ def _cannot(decided: Decided, index: int) -> str:
         return f"{noisy[0]} makes rounding error of what it is given"
     meta = folded.classes[index].op.results[0]
     assert meta is not None
-    if all(size % n for size in meta.shape):
-        return f"no dimension of {list(meta.shape)} divides by {n}"
+    if not any(reaches(size, n) for size in meta.shape):
+        return f"no dimension of {list(meta.shape)} has a slice for each of {n} ranks"
     return f"{_takers(decided, index)} needs it whole"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.rules.registry import DEFAULT
-from autoshard.rules.rule import WHOLE, Call, Dims, Names, Operand, Rule, Special
+from autoshard.rules.rule import WHOLE, Call, Dim, Dims, Names, Operand, Rule, Special
 from autoshard.rules.template import Template
 
 BILINEAR = (frozenset({0}), frozenset({1}))
@@ -87,8 +87,10 @@ def _grouped(call: Call) -> Rule | None:
     if len(call.operands) != 3 or len(call.shape(0)) != 2 or len(call.shape(1)) != 3:
         return None  # other groupings; a bias
     names, (experts, inner, outer) = Names(), call.shape(1)
-    e = names.fresh(experts, "e") if "fallback" in call.target else WHOLE
-    i, o = names.fresh(inner, "i"), names.fresh(outer, "o")
+    if "fallback" in call.target:
+        e, i, o = names.fresh(experts, "e"), names.fresh(inner, "i"), names.fresh(outer, "o")
+    else:
+        e, i, o = WHOLE, _aligned(names, inner), _aligned(names, outer)
     return Rule(
         names.items,
         ((WHOLE, i), (e, i, o), (WHOLE,)),
@@ -98,6 +100,11 @@ def _grouped(call: Call) -> Rule | None:
         "contraction",
         contiguous=frozenset(e),
     )
+
+
+def _aligned(names: Names, size: int) -> Dim:
+    """A dimension cut in multiples of 8 elements: torch's kernel wants rows on 16 bytes."""
+    return names.fresh(size // 8) + names.fixed(8) if size % 8 == 0 else WHOLE
 
 
 _CONV = "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv1d.padding aten.conv2d.padding"
@@ -126,4 +133,6 @@ def _convolution(call: Call) -> Rule | None:
     if biased:
         operands += ((group + outer,),)
     result = (batch, group + outer, *space)
-    return Rule(names.items, operands, (result,), () if biased else BILINEAR, family="contraction")
+    linear = () if biased else BILINEAR
+    even = frozenset(group)
+    return Rule(names.items, operands, (result,), linear, family="contraction", even=even)

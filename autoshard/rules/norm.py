@@ -33,8 +33,15 @@ def _group_norm(call: Call) -> Rule | None:
     x = (batch, channels, *whole(shape[2:]))
     rest = tuple((channels,) for _ in call.operands[1:])
     noise = shape[1] // groups * math.prod(shape[2:]) == 1
-    fixed = frozenset(group)
-    return Rule(names.items, (x, *rest), (x,), family="norm", contiguous=fixed, noise=noise)
+    return Rule(
+        names.items,
+        (x, *rest),
+        (x,),
+        family="norm",
+        contiguous=frozenset(group),
+        even=frozenset(group),
+        noise=noise,
+    )
 
 
 @DEFAULT.computed("aten.batch_norm.default aten.instance_norm.default")

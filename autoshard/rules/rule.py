@@ -55,6 +55,7 @@ class Rule:
             "reduction", "gather", "norm" or "loss".
         contiguous: factors that cannot be cut in blocks, only contiguously.
         locked: operands that must be used as they are, for the operator writes to them.
+        even: factors that can only be cut evenly, for an argument holds the size of a slice.
         noise: whether its result is the rounding error of its operands, as a norm of single elements
             is: only the whole program, run as it would unsharded, has the same.
     """
@@ -67,6 +68,7 @@ class Rule:
     family: str = "pointwise"
     contiguous: frozenset[str] = frozenset()
     locked: frozenset[int] = frozenset()
+    even: frozenset[str] = frozenset()
     noise: bool = False
 
     @cached_property
@@ -86,6 +88,18 @@ class Rule:
                         found[factor].append((is_result, which, dim, outer))
                         outer *= self.size[factor]
         return {name: tuple(places) for name, places in found.items()}
+
+    @cached_property
+    def uneven(self) -> frozenset[str]:
+        """The factors that may be cut in slices of different sizes: each a whole dimension wherever it is."""
+        inside = {
+            factor
+            for dims in (*self.operands, *(d for d in self.results if d))
+            for dim in dims
+            if len(dim) > 1
+            for factor in dim
+        }
+        return frozenset(self.size) - inside - self.even
 
     def __str__(self) -> str:
         def tensor(dims: Dims | None) -> str:

@@ -244,12 +244,12 @@ def _collective(kind: str, rows: int, group: Group, device: torch.device) -> Cal
     """A collective of a whole tensor of `rows` rows, as conversions run it, without their copies."""
     n, name = group.ranks, group.name
     whole = torch.ones(rows, 16, device=device)
-    part = whole[: rows // n].clone()
+    part, cut = whole[: rows // n].clone(), (0, 1, rows)
     if kind == "all_reduce":
         return lambda: collectives.all_reduce(whole, "sum", name)
     if kind == "all_gather":
-        return lambda: collectives.all_gather(part, 0, 1, n, name)
+        return lambda: collectives.all_gather(part, cut, n, name)
     if kind == "reduce_scatter":
-        return lambda: collectives.reduce_scatter(whole, 0, 1, n, name)
+        return lambda: collectives.reduce_scatter(whole, cut, 0, n, name)
     c10d, cuts = functional_collectives(), [rows // n // n] * n
     return lambda: c10d.wait_tensor(c10d.all_to_all_single(part, cuts, cuts, name))

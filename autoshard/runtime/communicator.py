@@ -15,6 +15,7 @@ from torch import Tensor
 
 from autoshard.compat import process_group
 from autoshard.runtime import collectives
+from autoshard.runtime.collectives import Cut
 from autoshard.runtime.slicing import join, take
 
 Tensors = Sequence[Tensor]
@@ -37,16 +38,16 @@ class Communicator(Protocol):
         """The "sum" or "max" over all ranks, on every rank."""
         ...
 
-    def all_gather(self, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
-        """The whole whose slices of `dim` the ranks hold, on every rank."""
+    def all_gather(self, xs: Tensors, cut: Cut) -> list[Tensor]:
+        """The whole whose slices the ranks hold, on every rank."""
         ...
 
-    def reduce_scatter(self, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
-        """Each rank's slice of `dim` of the sum over all ranks."""
+    def reduce_scatter(self, xs: Tensors, cut: Cut) -> list[Tensor]:
+        """Each rank's slice of the sum over all ranks."""
         ...
 
-    def all_to_all(self, xs: Tensors, have: tuple[int, int], want: tuple[int, int]) -> list[Tensor]:
-        """Slices by `have`, a (dim, blocks), turned to slices by `want`; the dims differ."""
+    def all_to_all(self, xs: Tensors, have: Cut, want: Cut) -> list[Tensor]:
+        """Slices by `have` turned to slices by `want`; the dims differ."""
         ...
 
 
@@ -63,20 +64,20 @@ class Simulator:
         total = stacked.sum(0) if op == "sum" else stacked.amax(0)
         return [total, *(total.clone() for _ in self.ranks[1:])]
 
-    def all_gather(self, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+    def all_gather(self, xs: Tensors, cut: Cut) -> list[Tensor]:
         """See `Communicator`."""
-        whole = join(xs, dim, blocks)
+        whole = join(xs, *cut[:2])
         return [whole, *(whole.clone() for _ in self.ranks[1:])]
 
-    def reduce_scatter(self, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+    def reduce_scatter(self, xs: Tensors, cut: Cut) -> list[Tensor]:
         """See `Communicator`."""
         total = torch.stack(list(xs)).sum(0)
-        return [take(total, dim, blocks, r, self.size).contiguous() for r in self.ranks]
+        return [take(total, *cut[:2], r, self.size).contiguous() for r in self.ranks]
 
-    def all_to_all(self, xs: Tensors, have: tuple[int, int], want: tuple[int, int]) -> list[Tensor]:
+    def all_to_all(self, xs: Tensors, have: Cut, want: Cut) -> list[Tensor]:
         """See `Communicator`."""
-        whole = join(xs, *have)
-        return [take(whole, *want, r, self.size).contiguous() for r in self.ranks]
+        whole = join(xs, *have[:2])
+        return [take(whole, *want[:2], r, self.size).contiguous() for r in self.ranks]
 
 
 class Distributed:
@@ -92,14 +93,16 @@ class Distributed:
         """See `Communicator`."""
         return [collectives.all_reduce(x, op, self._group) for x in xs]
 
-    def all_gather(self, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+    def all_gather(self, xs: Tensors, cut: Cut) -> list[Tensor]:
         """See `Communicator`."""
-        return [collectives.all_gather(x, dim, blocks, self.size, self._group) for x in xs]
+        return [collectives.all_gather(x, cut, self.size, self._group) for x in xs]
 
-    def reduce_scatter(self, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+    def reduce_scatter(self, xs: Tensors, cut: Cut) -> list[Tensor]:
         """See `Communicator`."""
-        return [collectives.reduce_scatter(x, dim, blocks, self.size, self._group) for x in xs]
+        given = *self.ranks, self.size, self._group
+        return [collectives.reduce_scatter(x, cut, *given) for x in xs]
 
-    def all_to_all(self, xs: Tensors, have: tuple[int, int], want: tuple[int, int]) -> list[Tensor]:
+    def all_to_all(self, xs: Tensors, have: Cut, want: Cut) -> list[Tensor]:
         """See `Communicator`."""
-        return [collectives.all_to_all(x, have, want, self.size, self._group) for x in xs]
+        given = *self.ranks, self.size, self._group
+        return [collectives.all_to_all(x, have, want, *given) for x in xs]

@@ -1,6 +1,7 @@
 """The ten conversions of the placement algebra, each with its backward.
 
-Every function takes a communicator and one tensor for each rank it carries, and gives as many. What
+Every function takes a communicator and one tensor for each rank it carries, and gives as many; one that
+cuts or joins takes the dimension, its blocks, and its length in the whole. What
 each does forward and backward is the table in `autoshard.placement`, line by line.
 
 A gradient is in a state too: that of an Invariant tensor is Invariant, of a Replicate one Partial, of
@@ -42,7 +43,7 @@ class _Convert(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        back = (*ctx.cuts[2:], *ctx.cuts[:2])  # from S to S′ and back: the cuts trade places
+        back = (*ctx.cuts[3:], *ctx.cuts[:3])  # from S to S′ and back: the cuts trade places
         return (None, None, None, *_convert(_MOVES[ctx.name][1], ctx.comm, gradients, back))
 
 
@@ -73,7 +74,7 @@ def _same(comm: Communicator, xs: Tensors) -> list[Tensor]:
     return [x.view_as(x) for x in xs]
 
 
-def _slice(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+def _slice(comm: Communicator, xs: Tensors, dim: int, blocks: int, length: int) -> list[Tensor]:
     """Each rank its slice, laid out anew: nothing may write through it to the whole."""
     return [
         take(x, dim, blocks, r, comm.size).clone(memory_format=torch.contiguous_format)
@@ -94,37 +95,52 @@ def replicate_to_invariant(comm: Communicator, xs: Tensors) -> list[Tensor]:
 
 
 @_conversion(backward="shard_to_invariant")
-def invariant_to_shard(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+def invariant_to_shard(
+    comm: Communicator, xs: Tensors, dim: int, blocks: int, length: int
+) -> list[Tensor]:
     """Forward each rank takes its slice; backward the slices' gradients are gathered."""
-    return _slice(comm, xs, dim, blocks)
+    return _slice(comm, xs, dim, blocks, length)
 
 
 @_conversion(backward="shard_to_partial")
-def replicate_to_shard(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+def replicate_to_shard(
+    comm: Communicator, xs: Tensors, dim: int, blocks: int, length: int
+) -> list[Tensor]:
     """Forward each rank takes its slice; backward it is padded with zeros: a share."""
-    return _slice(comm, xs, dim, blocks)
+    return _slice(comm, xs, dim, blocks, length)
 
 
 @_conversion(backward="partial_to_shard")
-def shard_to_replicate(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+def shard_to_replicate(
+    comm: Communicator, xs: Tensors, dim: int, blocks: int, length: int
+) -> list[Tensor]:
     """Forward the slices are gathered; backward the shares are summed, each rank keeping its slice."""
-    return comm.all_gather(xs, dim, blocks)
+    return comm.all_gather(xs, (dim, blocks, length))
 
 
 @_conversion(backward="invariant_to_shard")
-def shard_to_invariant(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+def shard_to_invariant(
+    comm: Communicator, xs: Tensors, dim: int, blocks: int, length: int
+) -> list[Tensor]:
     """Forward the slices are gathered; backward each rank takes its slice."""
-    return comm.all_gather(xs, dim, blocks)
+    return comm.all_gather(xs, (dim, blocks, length))
 
 
 @_conversion(backward="shard_to_shard")
 def shard_to_shard(
-    comm: Communicator, xs: Tensors, dim: int, blocks: int, to_dim: int, to_blocks: int
+    comm: Communicator,
+    xs: Tensors,
+    dim: int,
+    blocks: int,
+    length: int,
+    to_dim: int,
+    to_blocks: int,
+    to_length: int,
 ) -> list[Tensor]:
     """Forward and backward an all-to-all; where one dimension is cut in two ways, gather and slice."""
     if dim != to_dim:
-        return comm.all_to_all(xs, (dim, blocks), (to_dim, to_blocks))
-    return _slice(comm, comm.all_gather(xs, dim, blocks), to_dim, to_blocks)
+        return comm.all_to_all(xs, (dim, blocks, length), (to_dim, to_blocks, to_length))
+    return _slice(comm, comm.all_gather(xs, (dim, blocks, length)), to_dim, to_blocks, to_length)
 
 
 @_conversion(backward="partial_to_replicate")
@@ -140,9 +156,11 @@ def partial_to_invariant(comm: Communicator, xs: Tensors) -> list[Tensor]:
 
 
 @_conversion(backward="shard_to_replicate")
-def partial_to_shard(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
+def partial_to_shard(
+    comm: Communicator, xs: Tensors, dim: int, blocks: int, length: int
+) -> list[Tensor]:
     """Forward the shares are summed, each rank keeping its slice; backward the slices are gathered."""
-    return comm.reduce_scatter(xs, dim, blocks)
+    return comm.reduce_scatter(xs, (dim, blocks, length))
 
 
 # --- met in backward alone ----------------------------------------------------------------------
@@ -152,8 +170,8 @@ def _divide(comm: Communicator, xs: Tensors) -> list[Tensor]:
     return [x / comm.size for x in xs]
 
 
-def _pad(comm: Communicator, xs: Tensors, dim: int, blocks: int) -> list[Tensor]:
-    return [pad(x, dim, blocks, r, comm.size) for x, r in zip(xs, comm.ranks, strict=True)]
+def _pad(comm: Communicator, xs: Tensors, dim: int, blocks: int, length: int) -> list[Tensor]:
+    return [pad(x, dim, blocks, length, r, comm.size) for x, r in zip(xs, comm.ranks, strict=True)]
 
 
 _MOVES["invariant_to_partial"] = _divide, "replicate_to_invariant"

@@ -13,21 +13,22 @@ from torch.nn import functional as F
 
 from autoshard.runtime.communicator import Communicator
 from autoshard.runtime.conversions import partial_to_invariant
+from autoshard.runtime.slicing import chunk
 
 Tensors = Sequence[Tensor]
 MEAN, SUM = 1, 2
 
 
 def vocab_embedding(
-    comm: Communicator, weights: Tensors, ids: Tensors, padding_idx: int
+    comm: Communicator, weights: Tensors, ids: Tensors, padding_idx: int, length: int
 ) -> list[Tensor]:
-    """Look up the ids whose rows a rank holds; the rest are zeros. The ranks' results are shares."""
+    """Look up the ids whose rows, of `length`, a rank holds; the rest are zeros. The results are shares."""
     found = []
     for weight, wanted, rank in zip(weights, ids, comm.ranks, strict=True):
-        rows = weight.shape[0]
-        own = wanted - rank * rows
+        first, rows = chunk(length, rank, comm.size)
+        own = wanted - first
         elsewhere = (own < 0) | (own >= rows)
-        padding = padding_idx - rank * rows
+        padding = padding_idx - first
         padding = padding if padding_idx >= 0 and 0 <= padding < rows else None
         rows_found = F.embedding(own.masked_fill(elsewhere, 0), weight, padding)
         found.append(rows_found.masked_fill(elsewhere.unsqueeze(-1), 0.0))
@@ -39,12 +40,12 @@ def expert_products(
 ) -> list[Tensor]:
     """Multiply the rows of a rank's own experts; the rest are zeros. The ranks' results are shares.
 
-    Rows `[s, i]` come in order of their experts, whose last rows end at `ends`; weights are `[e/n, i, o]`.
+    Rows `[s, i]` come in order of their experts, whose last rows end at `ends`; weights are a rank's, `[e/n, i, o]`.
     The rank's rows are rolled to the front, for the product takes its experts' rows from the first on.
     """
     found = []
     for x, weight, stops, rank in zip(xs, weights, ends, comm.ranks, strict=True):
-        first, experts = rank * weight.shape[0], weight.shape[0]
+        first, experts = chunk(stops.shape[0], rank, comm.size)
         start = stops[first - 1] if first else torch.zeros_like(stops[0])
         rows = torch.arange(x.shape[0], device=x.device)
         own = x.index_select(0, (rows + start) % x.shape[0])
@@ -62,8 +63,9 @@ def vocab_cross_entropy(
     reduction: int,
     ignore_index: int,
     label_smoothing: float,
+    length: int,
 ) -> list[Tensor]:
-    """Cross-entropy of logits whose classes are split: only statistics of a row travel.
+    """Cross-entropy of logits whose `length` classes are split: only statistics of a row travel.
 
     loss = log Σ exp(z − m) + m − z[target], with m the row's maximum; smoothed by ε it is
     (1 − ε)·loss + ε·(log Σ exp(z − m) + m − mean z), as torch defines it.
@@ -72,22 +74,22 @@ def vocab_cross_entropy(
     with torch.no_grad():
         peak = comm.all_reduce([z.amax(at) for z in logits], "max")
     shifted = [z - m.unsqueeze(at) for z, m in zip(logits, peak, strict=True)]
-    own = [_picked(z, t, r, at) for z, t, r in zip(shifted, target, comm.ranks, strict=True)]
+    starts = [chunk(length, rank, comm.size)[0] for rank in comm.ranks]
+    own = [_picked(z, t, start, at) for z, t, start in zip(shifted, target, starts, strict=True)]
     parts = [[z.exp().sum(at), p] for z, p in zip(shifted, own, strict=True)]
     if label_smoothing:
         parts = [[*part, z.sum(at)] for part, z in zip(parts, shifted, strict=True)]
     sums = partial_to_invariant(comm, [torch.stack(part) for part in parts])
-    classes = logits[0].shape[at] * comm.size
     return [
-        _reduce(_row_loss(s, classes, label_smoothing), t, reduction, ignore_index)
+        _reduce(_row_loss(s, length, label_smoothing), t, reduction, ignore_index)
         for s, t in zip(sums, target, strict=True)
     ]
 
 
-def _picked(shifted: Tensor, target: Tensor, rank: int, at: int) -> Tensor:
-    """The target's logit where this rank holds its class, else zero."""
+def _picked(shifted: Tensor, target: Tensor, start: int, at: int) -> Tensor:
+    """The target's logit where this rank holds its class, from `start` on, else zero."""
     classes = shifted.shape[at]
-    own = target - rank * classes
+    own = target - start
     elsewhere = (own < 0) | (own >= classes)
     picked = shifted.gather(at, own.masked_fill(elsewhere, 0).unsqueeze(at)).squeeze(at)
     return picked.masked_fill(elsewhere, 0.0)
@@ -121,6 +123,42 @@ def mean_cross_entropy(
         / count
         for z, t, count in zip(logits, target, counts, strict=True)
     ]
+
+
+def share_of_mean(
+    comm: Communicator, means: Tensors, xs: Tensors, dim: int, length: int
+) -> list[Tensor]:
+    """A rank's mean over its slice of `dim`, as its share of the mean over all of it, which is `length`."""
+    return [
+        mean * (x.shape[dim] / length) if x.shape[dim] else mean.nan_to_num() * 0
+        for mean, x in zip(means, xs, strict=True)
+    ]
+
+
+def cut_reshape(
+    comm: Communicator, xs: Tensors, shape: Sequence[int], dim: int, length: int
+) -> list[Tensor]:
+    """A reshape to `shape`, of whose dimension `dim` of `length` each rank has its slice."""
+    return [
+        x.reshape(_own(shape, dim, length, r, comm.size))
+        for x, r in zip(xs, comm.ranks, strict=True)
+    ]
+
+
+def cut_expand(
+    comm: Communicator, xs: Tensors, shape: Sequence[int], dim: int, length: int
+) -> list[Tensor]:
+    """As `cut_reshape`, of an expand."""
+    return [
+        x.expand(_own(shape, dim, length, r, comm.size))
+        for x, r in zip(xs, comm.ranks, strict=True)
+    ]
+
+
+def _own(shape: Sequence[int], dim: int, length: int, rank: int, n: int) -> list[int]:
+    own = list(shape)
+    own[dim] = chunk(length, rank, n)[1]
+    return own
 
 
 def split_dropout(comm: Communicator, xs: Tensors, p: float) -> list[Tensor]:
@@ -188,6 +226,9 @@ ALL: dict[str, Callable[..., list[Tensor]]] = {
         expert_products,
         vocab_cross_entropy,
         mean_cross_entropy,
+        share_of_mean,
+        cut_reshape,
+        cut_expand,
         split_dropout,
         split_attention,
     )

@@ -18,7 +18,7 @@ from autoshard.runtime.communicator import Distributed
 NAMESPACE = "autoshard"
 IMPLEMENTATIONS: dict[str, Callable[..., list[Tensor]]] = {**conversions.ALL, **lowerings.ALL}
 
-_SLICED = "int dim, int blocks"
+_SLICED = "int dim, int blocks, int length"
 _SCHEMAS = {
     "invariant_to_replicate": "Tensor x",
     "replicate_to_invariant": "Tensor x",
@@ -26,16 +26,20 @@ _SCHEMAS = {
     "replicate_to_shard": f"Tensor x, {_SLICED}",
     "shard_to_replicate": f"Tensor x, {_SLICED}",
     "shard_to_invariant": f"Tensor x, {_SLICED}",
-    "shard_to_shard": f"Tensor x, {_SLICED}, int to_dim, int to_blocks",
+    "shard_to_shard": f"Tensor x, {_SLICED}, int to_dim, int to_blocks, int to_length",
     "partial_to_replicate": "Tensor x",
     "partial_to_invariant": "Tensor x",
     "partial_to_shard": f"Tensor x, {_SLICED}",
     "expert_products": "Tensor x, Tensor weight, Tensor ends",
-    "vocab_embedding": "Tensor weight, Tensor ids, int padding_idx",
+    "vocab_embedding": "Tensor weight, Tensor ids, int padding_idx, int length",
     "vocab_cross_entropy": (
-        "Tensor logits, Tensor target, int reduction, int ignore_index, float label_smoothing"
+        "Tensor logits, Tensor target, int reduction, int ignore_index, float label_smoothing, "
+        "int length"
     ),
     "mean_cross_entropy": "Tensor logits, Tensor target, int ignore_index, float label_smoothing",
+    "share_of_mean": "Tensor mean, Tensor x, int dim, int length",
+    "cut_reshape": "Tensor x, int[] shape, int dim, int length",
+    "cut_expand": "Tensor x, int[] shape, int dim, int length",
     "split_dropout": "Tensor x, float p",
     "split_attention": (
         "Tensor q, Tensor k, Tensor v, Tensor? mask, float dropout_p, bool is_causal, float? scale, "
