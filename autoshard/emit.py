@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,26 +87,39 @@ def _to_own(name: str, site: Site) -> None:
         site.args = [*site.args[:2], *cut, site.axes[0]]
 
 
-def _narrow(site: Site) -> None:
-    dim = site.args[1]
-    if site.cuts and site.cuts[0] is not None and site.cuts[0][0] == dim % len(site.results[0]):
-        site.target, site.args = aten.slice.Tensor, [site.args[0], dim, 0, sys.maxsize]  # all of it
-    else:
-        site.args[3] = site.results[0][dim]
+def _slice(site: Site) -> None:
+    """A run of blocks: it starts as many blocks on in what the rank holds."""
+    dim = site.arg(1, "dim", 0) % len(site.wholes[0])
+    whole, local, length = site.wholes[0][dim], site.operands[0][dim], site.results[0][dim]
+    if whole == local:
+        return
+    start = site.arg(2, "start", 0) or 0
+    site.target, site.kwargs = aten.slice.Tensor, {}
+    cut = site.cuts[0] if site.cuts else None
+    if cut is not None and cut[0] == dim:  # slices of different sizes: all of each
+        site.args = [site.args[0], dim, 0, sys.maxsize]
+        return
+    start = min(max(start + whole if start < 0 else start, 0), whole) * local // whole
+    site.args = [site.args[0], dim, start, start + length]
 
 
 def _split(site: Site) -> None:
-    """Parts of the rank's sizes."""
+    """Parts of the rank's sizes, whatever they were asked by."""
     dim = site.arg(2, "dim", 0)
     sizes = [shape[dim] for shape in site.results]
-    site.args[1] = sizes[0] if site.target is aten.split.Tensor else sizes
+    if len(sizes) == 1:  # perhaps of different sizes on the ranks
+        site.target, asked = aten.split.Tensor, max(sizes[0], 1)
+    else:
+        site.target, asked = aten.split_with_sizes.default, sizes
+    site.args, site.kwargs = [site.args[0], asked, dim], {}
 
 
 def _groups(site: Site) -> None:
     """Groups of the rank's channels: `[(g o), i]` weights, `[(g i), o]` where transposed."""
     if len(site.args) > 6:
         transposed = "transpose" in str(site.target)
-        channels = site.results[0][1] if transposed else site.operands[0][1]
+        at = len(site.operands[0]) - len(site.operands[1]) + 1  # 0 where there is no batch
+        channels = site.results[0][at] if transposed else site.operands[0][at]
         site.args[6] = channels // site.operands[1][1]
 
 
@@ -122,12 +136,20 @@ LOCAL_ARGUMENTS: dict[Any, Callable[[Site], None]] = {
     aten.squeeze.default: _reshape,
     aten.squeeze.dim: _reshape,
     aten.squeeze.dims: _reshape,
+    aten.view_as.default: _reshape,
+    aten.reshape_as.default: _reshape,
+    aten.ravel.default: _reshape,
     aten.expand.default: _expand,
     aten.broadcast_to.default: _expand,
-    aten.narrow.default: _narrow,
+    aten.slice.Tensor: _slice,
+    aten.narrow.default: _slice,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
     aten.split.sizes: _split,
+    aten.chunk.default: _split,
+    aten.unsafe_split.Tensor: _split,
+    aten.unsafe_chunk.default: _split,
+    aten.tensor_split.sections: _split,
     aten.group_norm.default: _group_norm,
     aten.conv1d.default: _groups,
     aten.conv2d.default: _groups,
@@ -190,8 +212,8 @@ def _expert_products(site: Site) -> Node:
 def _vocab_cross_entropy(site: Site) -> Node:
     return site.ours(
         "vocab_cross_entropy",
-        site.args[0],
-        site.args[1],
+        *site.args[:2],
+        site.arg(2, "weight", None),
         site.arg(3, "reduction", 1),
         site.arg(4, "ignore_index", -100),
         float(site.arg(5, "label_smoothing", 0.0)),
@@ -202,11 +224,16 @@ def _vocab_cross_entropy(site: Site) -> Node:
 def _mean_cross_entropy(site: Site) -> Node:
     return site.ours(
         "mean_cross_entropy",
-        site.args[0],
-        site.args[1],
+        *site.args[:2],
+        site.arg(2, "weight", None),
         site.arg(4, "ignore_index", -100),
         float(site.arg(5, "label_smoothing", 0.0)),
     )
+
+
+def _mean_nll(site: Site) -> Node:
+    weight, ignored = site.arg(2, "weight", None), site.arg(4, "ignore_index", -100)
+    return site.ours("mean_nll", *site.args[:2], weight, ignored)
 
 
 def _split_dropout(site: Site) -> Node:
@@ -223,6 +250,120 @@ def _split_dropout(site: Site) -> Node:
     )
 
 
+def _causal_queries(site: Site) -> Node:
+    return site.ours(
+        "causal_queries",
+        *site.args[:3],
+        float(site.arg(4, "dropout_p", 0.0)),
+        site.kwargs.get("scale"),
+        bool(site.kwargs.get("enable_gqa", False)),
+        site.wholes[0][-2],
+    )
+
+
+# --- statistics that span ranks -----------------------------------------------------------------
+
+
+def _dims(site: Site, index: int = 1) -> list[int]:
+    """The dimensions that a reduction is over, from 0 up; all where none is named."""
+    rank, given = len(site.wholes[0]), site.arg(index, "dim", None)
+    given = [given] if isinstance(given, int) else given
+    return [d % rank for d in given] if given else list(range(rank))
+
+
+def _keeps(site: Site) -> bool:
+    """Whether a reduction keeps its dimensions, with size 1."""
+    return len(site.results[0]) == len(site.wholes[0])
+
+
+def _split_extreme(site: Site) -> Node:
+    least = "min" in str(site.target)
+    return site.ours("split_extreme", site.args[0], _dims(site), _keeps(site), least)
+
+
+def _split_any(site: Site) -> Node:
+    every = ".all" in str(site.target)
+    return site.ours("split_any", site.args[0], _dims(site), _keeps(site), every)
+
+
+def _split_vector_norm(site: Site) -> Node:
+    return site.ours("split_vector_norm", site.args[0], _dims(site, 2), _keeps(site))
+
+
+def _split_logsumexp(site: Site) -> Node:
+    return site.ours("split_logsumexp", site.args[0], _dims(site), _keeps(site))
+
+
+def _split_variance(site: Site) -> Node:
+    """Overloads say `correction`, or whether it is one."""
+    if "correction" in str(site.target):
+        correction = site.kwargs.get("correction")
+        correction = 1.0 if correction is None else float(correction)
+    else:
+        correction = float(site.arg(2, "unbiased", True))
+    dims = _dims(site)
+    count = math.prod([site.wholes[0][d] for d in dims])
+    root = "std" in str(site.target)
+    return site.ours("split_variance", site.args[0], dims, _keeps(site), count, correction, root)
+
+
+def _split_softmax(site: Site) -> Node:
+    dtype = site.arg(2, "dtype", None)
+    return site.ours(
+        "split_softmax",
+        site.args[0],
+        site.arg(1, "dim", -1) % len(site.wholes[0]),
+        "log" in str(site.target),
+        dtype if isinstance(dtype, torch.dtype) else None,
+    )
+
+
+def _split_cumsum(site: Site) -> Node:
+    return site.ours("split_cumsum", site.args[0], site.args[1] % len(site.wholes[0]))
+
+
+def _split_lookup(site: Site) -> Node:
+    """`index_select`, or an index with one tensor."""
+    if site.target is aten.index_select.default:
+        dim, places = site.args[1] % len(site.wholes[0]), site.args[2]
+    else:
+        given = site.args[1]
+        dim = next(i for i, item in enumerate(given) if item is not None)
+        places = given[dim]
+    return site.ours("split_lookup", site.args[0], places, dim, site.wholes[0][dim])
+
+
+def _split_gather(site: Site) -> Node:
+    dim = site.args[1] % len(site.wholes[0])
+    return site.ours("split_gather", site.args[0], site.args[2], dim, site.wholes[0][dim])
+
+
+def _split_layer_norm(site: Site) -> Node:
+    normalized = site.args[1]
+    weight, bias = site.arg(2, "weight", None), site.arg(3, "bias", None)
+    eps, count = float(site.arg(4, "eps", 1e-5)), math.prod(normalized)
+    return site.ours("split_layer_norm", site.args[0], weight, bias, len(normalized), eps, count)
+
+
+def _split_rms_norm(site: Site) -> Node:
+    normalized, weight = site.args[1], site.arg(2, "weight", None)
+    eps, count = site.arg(3, "eps", None), math.prod(normalized)
+    return site.ours("split_rms_norm", site.args[0], weight, len(normalized), eps, count)
+
+
+def _split_group_norm(site: Site) -> Node:
+    groups, shape = site.args[1], site.wholes[0]
+    weight, bias = site.arg(2, "weight", None), site.arg(3, "bias", None)
+    eps, count = float(site.arg(4, "eps", 1e-5)), math.prod(shape[1:]) // groups
+    return site.ours("split_group_norm", site.args[0], weight, bias, groups, eps, count)
+
+
+def _split_batch_norm(site: Site) -> Node:
+    given, shape = site.args[:5], site.wholes[0]
+    momentum, eps = float(site.args[6]), float(site.args[7])
+    return site.ours("split_batch_norm", *given, momentum, eps, math.prod(shape) // shape[1])
+
+
 EMITTERS: dict[str, Callable[[Site], Node]] = {
     "": _plain,
     "mean": _mean,
@@ -230,5 +371,20 @@ EMITTERS: dict[str, Callable[[Site], Node]] = {
     "expert_products": _expert_products,
     "vocab_cross_entropy": _vocab_cross_entropy,
     "mean_cross_entropy": _mean_cross_entropy,
+    "mean_nll": _mean_nll,
     "split_dropout": _split_dropout,
+    "causal_queries": _causal_queries,
+    "split_extreme": _split_extreme,
+    "split_any": _split_any,
+    "split_vector_norm": _split_vector_norm,
+    "split_logsumexp": _split_logsumexp,
+    "split_variance": _split_variance,
+    "split_softmax": _split_softmax,
+    "split_cumsum": _split_cumsum,
+    "split_lookup": _split_lookup,
+    "split_gather": _split_gather,
+    "split_layer_norm": _split_layer_norm,
+    "split_rms_norm": _split_rms_norm,
+    "split_group_norm": _split_group_norm,
+    "split_batch_norm": _split_batch_norm,
 }

@@ -151,7 +151,7 @@ class _Writer:
             cuts=self._uneven(op.results, strategy.results),
             taken=self._uneven(metas, strategy.operands),
         )
-        if source.target in LOCAL_ARGUMENTS:
+        if source.target in LOCAL_ARGUMENTS and not strategy.lowering:
             LOCAL_ARGUMENTS[source.target](site)
         made = self._with_bias(op, source, operands) or EMITTERS[strategy.lowering](site)
         made.meta = {

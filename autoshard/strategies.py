@@ -23,7 +23,7 @@ from autoshard.graph import TensorMeta
 from autoshard.mesh import Mesh
 from autoshard.placement import I, Layout, P, Placement, R, Shard, format_layout
 from autoshard.rules.registry import DEFAULT, Registry
-from autoshard.rules.rule import Call, Rule
+from autoshard.rules.rule import Call, Inner, Rule
 
 SEARCHES = ("tensor", "all", "megatron", "batch")
 """What may be split: weights' dimensions, all, weights' without reducing statistics, or the batch."""
@@ -38,12 +38,14 @@ class Strategy:
         results: the layout of each result.
         lowering: the program that runs it, where it is not the operator itself.
         factor: the factor that is split, for reasons and prices; "" where none is.
+        inner: the collectives that the lowering runs.
     """
 
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
     lowering: str = ""
     factor: str = field(default="", compare=False)
+    inner: tuple[Inner, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         given = " ".join(map(format_layout, self.operands))
@@ -190,6 +192,7 @@ def _sums(rule: Rule, n: int) -> bool:
     return any(
         splits(rule, factor, 1, n) and not any(place[0] for place in rule.places[factor])
         for factor, _ in rule.sizes
+        if not any(special.factor == factor and special.results for special in rule.specials)
     ) or any(special.lowering.startswith("mean") for special in rule.specials)
 
 
@@ -284,5 +287,6 @@ def _split(
     special = next((s for s in rule.specials if s.factor == factor), None)
     for which, state in enumerate(special.results if special else ()):
         made[which] = {"I": I, "P": P}.get(state, made[which])
-    lowering = special.lowering if special else ""
-    return Strategy(tuple((w,) for w in wants), tuple((m,) for m in made), lowering, factor=factor)
+    lowering, inner = (special.lowering, special.inner) if special else ("", ())
+    operands, layouts = tuple((w,) for w in wants), tuple((m,) for m in made)
+    return Strategy(operands, layouts, lowering, factor, inner)

@@ -519,7 +519,8 @@ def check(found: Case, ranks: Sequence[int] = (2, 3, 4, 5)) -> int:
             try:
                 execute(single, listed, index, wanted)
             except Exception as error:
-                refused = not isinstance(error, AssertionError) or "conv" in found.target
+                odd = "conv" in found.target or "pixel_unshuffle" in found.target
+                refused = not isinstance(error, AssertionError) or odd
                 if refused and _has_empty(single, strategy, wanted, n):
                     continue
                 error.add_note(f"{found.target} on {n} ranks, rule {rule}, strategy {strategy}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import IDEAL_ALL, IDEAL_TENSOR, assert_sound, placements, split_share, splits, ties
+from oracle import IDEAL_ALL, IDEAL_TENSOR, assert_sound, placements, split_share, ties
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -686,7 +686,8 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers(kind: type[nn.RNNBase], ranks: int, options: dict[str, str]) -> None:
     sharded = assert_sound(Recurrent(kind), (torch.randn(2, 5, 6),), ranks=ranks, **options)
-    assert splits(sharded.plan)["rnn.weight_ih_l0"] != "replicated" or sharded.plan.fallbacks
+    weight = next(w for w in sharded.plan.weights if w.fqn == "rnn.weight_ih_l0")
+    assert weight.split != "replicated" or weight.reason == "rnn needs it whole"
 
 
 def test_a_bidirectional_lstm_of_two_layers() -> None:

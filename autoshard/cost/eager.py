@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from autoshard.cost.fusion import Traffic
-from autoshard.cost.work import Site, Work, products
+from autoshard.cost.work import Site, Work, products, reduces_statistics
 
 
 class Pass(NamedTuple):
@@ -80,6 +80,8 @@ pooling of the result's. One that is not listed is `_REDUCES`."""
 _REDUCES = Pass(4, 6, 4, 3)
 _VOCAB = Pass(12, 9, 8, 7, 5)
 """Cross-entropy of split classes: maximum, difference, exponential and sum are kernels of their own."""
+_SPLIT = Pass(12, 12, 8, 8, 8)
+"""Statistics that span ranks: sums, differences, squares and scaling are kernels of their own."""
 _SEEDING = 12
 """Launches that a mask of a rank's own takes to set and restore the generator."""
 
@@ -155,18 +157,22 @@ def _pointwise_spec(site: Site) -> Pass:
 
 def _along(site: Site, traffic: Traffic) -> Kernels:
     spec = _VOCAB if site.lowering == "vocab_cross_entropy" else ALONG.get(_stem(site), _REDUCES)
+    spec = _SPLIT if reduces_statistics(site) else spec
     size = max(site.operands)
     elements = site.elements if "pool" in site.op.target else size / site.itemsize
     moved = sum(site.operands) + sum(site.results) + spec.more * size
-    forward = [_kernel(site, moved, spec.ops * elements)]
+    forward = [_kernel(site, moved, spec.ops * elements, 8 if spec is _SPLIT else 1)]
     backward = _kernel(site, spec.back * size, spec.back_ops * elements, spec.kernels)
     return forward, [backward]
+
+
+_MASKED = ("vocab_embedding", "split_lookup", "split_gather")
 
 
 def _gather(site: Site, traffic: Traffic) -> Kernels:
     """Rows looked up are read and written; backward a gradient of zeros is added to."""
     result, table = site.results[0], site.operands[0]
-    masked = 2 * result if site.lowering == "vocab_embedding" else 0
+    masked = 2 * result if site.lowering in _MASKED else 0
     forward = [_kernel(site, 2 * result + masked, 0.0, 6 if masked else 1)]
     return forward, [_kernel(site, table + 3 * result + masked, site.elements, 2 if masked else 1)]
 

@@ -97,6 +97,11 @@ def products(site: Site, traffic: Traffic) -> tuple[Work, ...]:
     return (forward,) * (1 + sum(site.grads))
 
 
+def reduces_statistics(site: Site) -> bool:
+    """Whether it waits for statistics of all ranks, and goes over its operand once more for each."""
+    return site.lowering.startswith("split_") and site.family in ("reduction", "norm")
+
+
 def fused(site: Site, traffic: Traffic) -> tuple[Work, ...]:
     """An operator of a compiled program: chains of elementwise operators are one pass over memory.
 
@@ -107,9 +112,10 @@ def fused(site: Site, traffic: Traffic) -> tuple[Work, ...]:
     if site.flops:
         return products(site, traffic)
     read, written = moved(site.operands, traffic.taken), moved(site.results, traffic.made)
-    forward = Work(0.0, read + written, site.dtype)
+    again = 2 * max(site.operands, default=0) if reduces_statistics(site) else 0
+    forward = Work(0.0, read + written + again, site.dtype)
     if not site.train:
         return (forward,)
     back = written + (read if len(site.operands) > 1 else read // 2)
     back += moved(site.operands, site.grads) if all(traffic.taken) else 0
-    return forward, Work(0.0, back, site.dtype)
+    return forward, Work(0.0, back + again, site.dtype)

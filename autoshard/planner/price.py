@@ -54,7 +54,7 @@ def _node(strategies: Strategies, pricer: Pricer, traffic: Counter[Traffic], ind
                     for moves, count in traffic.items()
                 )
                 / cls.count
-                + lowered_s(strategy, operands, pricer)
+                + lowered_s(strategy, pricer)
             )
             saved = [
                 count * _activation_bytes(strategies, pricer, strategy, index, moves.made)

@@ -232,16 +232,15 @@ def _moved(decided: Decided, pricer: Pricer, scales: Scaling) -> Iterable[Counte
 
 
 def _lowered(decided: Decided, pricer: Pricer, scales: Scaling) -> Iterable[Counted]:
-    """The collectives inside lowerings: rows of a cross-entropy, or a number alone."""
+    """The collectives inside lowerings: statistics of rows, or a number alone."""
     folded = decided.folded
     for index, cls in enumerate(folded.classes):
         strategy = decided.strategies.choices[index][decided.choice[index]]
-        if not strategy.lowering:
+        if not strategy.inner:
             continue
-        logits = folded.operand_metas(index)[0]
-        powers = scales.of(folded.sources[index, 0][0], logits)
-        for step, shape in reductions(strategy, logits, pricer):
-            for term in _step(step, powers if shape else (0, 0), pricer):
+        powers = scales.of(folded.sources[index, 0][0], folded.operand_metas(index)[0])
+        for step, inner in reductions(strategy, pricer):
+            for term in _step(step, powers if inner.shape else (0, 0), pricer):
                 yield cls.count, term
 
 

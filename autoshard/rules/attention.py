@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
+from autoshard.rules.pointwise import aligned
 from autoshard.rules.registry import DEFAULT
 from autoshard.rules.rule import WHOLE, Call, Dim, Dims, Names, Operand, Rule, Special
 
 
 @DEFAULT.computed("aten.scaled_dot_product_attention.default")
 def _attention(call: Call) -> Rule | None:
-    """Batch and heads are factors; queries too, where no causal mask counts their positions.
+    """Batch, heads, queries and the values' width are factors; keys stay whole.
 
     With `enable_gqa` the query heads are `(kv g)`: g query heads share each key/value head, so the
-    key/value heads are the factor that may be split.
+    key/value heads are the factor that may be split. Under a causal mask a rank's queries have
+    positions of their own, and see no later keys.
     """
     q, k, v = (call.shape(i) for i in range(3))
-    if not len(q) == len(k) == len(v) or len(q) < 3 or call.operands[0].dtype == "bool":
+    grouped = bool(call.kwargs.get("enable_gqa", False))
+    if not len(q) == len(k) == len(v) or len(q) < (3 if grouped else 2):
         return None
-    names, grouped = Names(), bool(call.kwargs.get("enable_gqa", False))
-    if (not grouped and q[:-2] != k[:-2]) or q[:-3] != k[:-3]:
-        return None  # batch dimensions that broadcast
-    batch = names.fresh_dims(q[:-3])
-    heads = names.fresh(k[-3])
-    groups = names.fixed(q[-3] // k[-3]) if grouped else WHOLE
-    causal = bool(call.arg(5, "is_causal", False))
-    queries = WHOLE if causal else names.fresh(q[-2])
-    keys = (*batch, heads, WHOLE, WHOLE)
-    width = names.fresh(v[-1])
-    y = (*batch, heads + groups, queries, width)
-    operands: list[Dims] = [
-        (*batch, heads + groups, queries, WHOLE),
-        keys,
-        (*batch, heads, WHOLE, width),
-    ]
+    names = Names()
+    queries, width = names.fresh(q[-2]), names.fresh(v[-1])
+    kv_heads: Dim = names.fresh(k[-3]) if grouped else WHOLE
+    if grouped:
+        heads = kv_heads + names.fixed(call.out[-3] // k[-3])
+        batch: Dims = (*names.fresh_dims(call.out[:-3]), heads)
+    else:
+        batch = names.fresh_dims(call.out[:-2])
+    kv = batch if not grouped else (*batch[:-1], kv_heads)
+    shapes = [call.out[:-2], k[:-2], v[:-2]] if grouped else [call.out[:-2]] * 3
+    keys, values = (aligned(x[:-2], shape, kv) for x, shape in zip((k, v), shapes[1:], strict=True))
+    dims = (*aligned(q[:-2], shapes[0], batch), queries, WHOLE)
+    operands: list[Dims] = [dims, (*keys, WHOLE, WHOLE), (*values, WHOLE, width)]
     mask = call.arg(3, "attn_mask")
     if isinstance(mask, Operand):
-        operands.append(_mask(mask.meta.shape, q, (*batch, heads + groups, queries)))
-    drops = bool(call.arg(4, "dropout_p", 0.0))
-    specials = tuple(Special(f, "split_dropout") for f, _ in names.items) if drops else ()
-    return Rule(names.items, tuple(operands), (y,), (frozenset({2}),), specials, family="attention")
+        scores = (*call.out[:-1], k[-2])
+        operands.append(aligned(mask.meta.shape, scores, (*batch, queries, WHOLE)))
+    return Rule(
+        names.items,
+        tuple(operands),
+        ((*batch, queries, width),),
+        (frozenset({2}),),
+        _specials(call, names, queries),
+        "attention",
+        contiguous=frozenset(queries) if call.arg(5, "is_causal", False) else frozenset(),
+    )
 
 
-def _mask(shape: tuple[int, ...], q: tuple[int, ...], dims: tuple[Dim, ...]) -> Dims:
-    """A mask broadcasts over batch, heads and queries; its last dimension, keys, stays whole."""
-    skip = len(q) - len(shape)
-    lead = [dims[skip + i] if n == q[skip + i] else WHOLE for i, n in enumerate(shape[:-1])]
-    return (*lead, WHOLE)
+def _specials(call: Call, names: Names, queries: Dim) -> tuple[Special, ...]:
+    drops, causal = bool(call.arg(4, "dropout_p", 0.0)), bool(call.arg(5, "is_causal", False))
+    lowered = [(f, "causal_queries") for f in queries if causal]
+    if drops:
+        lowered += [(f, "split_dropout") for f, _ in names.items if not (causal and f in queries)]
+    return tuple(Special(factor, lowering) for factor, lowering in lowered)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from autoshard.rules.pointwise import linear_in
 from autoshard.rules.registry import DEFAULT
-from autoshard.rules.rule import WHOLE, Call, Dim, Dims, Names, Operand, Rule, Special
+from autoshard.rules.rule import WHOLE, Call, Dim, Dims, Names, Operand, Rule, Special, whole
 from autoshard.rules.template import Template
 
 BILINEAR = (frozenset({0}), frozenset({1}))
@@ -31,8 +34,6 @@ def _linear(call: Call) -> Rule | None:
 def _matmul(call: Call) -> Rule | None:
     """Batch dimensions broadcast; vectors on either side lose their dimension."""
     (a, b), names = (meta.shape for meta in call.operands), Names()
-    if not a or not b or call.args[0] == call.args[1]:
-        return None
     k = names.fresh(a[-1], "k")
     m = names.fresh(a[-2], "m") if len(a) > 1 else None
     n = names.fresh(b[-1], "n") if len(b) > 1 else None
@@ -51,31 +52,45 @@ def _batch(shape: tuple[int, ...], batch: tuple[int, ...], y: Dims) -> Dims:
 
 @DEFAULT.computed("aten.einsum.default")
 def _einsum(call: Call) -> Rule | None:
-    """The equation is the rule. Ellipses and repeated letters within one operand have none."""
+    """The equation is the rule; a letter that one operand has twice, a diagonal, stays whole."""
     equation = call.arg(0, "equation")
-    if not isinstance(equation, str) or "." in equation or "->" not in equation:
+    if not isinstance(equation, str):
         return None
-    left, right = equation.replace(" ", "").split("->")
-    terms = left.split(",")
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = [
+        _spelled(term, len(meta.shape))
+        for term, meta in zip(left.split(","), call.operands, strict=True)
+    ]
+    out = _spelled(right, len(call.out)) if arrow else _implied(terms)
     sizes: dict[str, int] = {}
     for term, meta in zip(terms, call.operands, strict=True):
-        if len(set(term)) != len(term):
-            return None
         for letter, size in zip(term, meta.shape, strict=True):
             sizes[letter] = max(size, sizes.get(letter, 1))
-    if any(
-        m.shape[i] != sizes[c]
-        for t, m in zip(terms, call.operands, strict=True)
-        for i, c in enumerate(t)
-    ):
-        return None
+    twice = {letter for term in terms for letter in term if term.count(letter) > 1}
+    kept = {c: n for c, n in sizes.items() if n > 1 and c not in twice}
 
-    def dims(term: str) -> Dims:
-        return tuple([(letter,) if sizes[letter] > 1 else WHOLE for letter in term])
+    def dims(term: Sequence[str], shape: Sequence[int]) -> Dims:
+        pairs = zip(term, shape, strict=True)
+        return tuple([(c,) if kept.get(c, 1) == n and n > 1 else WHOLE for c, n in pairs])
 
-    kept = tuple((letter, size) for letter, size in sizes.items() if size > 1)
-    linear = tuple(frozenset({i}) for i in range(len(terms)))
-    return Rule(kept, tuple(map(dims, terms)), (dims(right),), linear, family="contraction")
+    operands = [dims(term, meta.shape) for term, meta in zip(terms, call.operands, strict=True)]
+    linear = linear_in(call, *({i} for i in range(len(terms))))
+    result = dims(out, call.out)
+    return Rule(tuple(kept.items()), tuple(operands), (result,), linear, family="contraction")
+
+
+def _spelled(term: str, rank: int) -> list[str]:
+    """A term's letters, the dimensions of an ellipsis numbered from the last one."""
+    head, dots, tail = term.partition("...")
+    count = rank - len(head) - len(tail) if dots else 0
+    return [*head, *(f"_{i}" for i in reversed(range(count))), *tail]
+
+
+def _implied(terms: list[list[str]]) -> list[str]:
+    """The result where none is given: ellipses, then letters that occur once, sorted."""
+    every = [letter for term in terms for letter in term]
+    dots = sorted({c for c in every if len(c) > 1}, key=lambda c: -int(c[1:]))
+    return [*dots, *sorted(c for c in set(every) if len(c) == 1 and every.count(c) == 1)]
 
 
 @DEFAULT.computed("transformers.grouped_mm_fallback.default aten._grouped_mm.default")
@@ -121,18 +136,52 @@ def _convolution(call: Call) -> Rule | None:
     and the result's `(g o)`. Capture splits a bias off; where one is left, `i` may not be split.
     """
     x, w, names = call.shape(0), call.shape(1), Names()
-    if len(x) != len(w):
-        return None  # an input without a batch dimension
+    lead = len(x) - len(w) + 1  # 0 for an input without a batch dimension
     groups, biased = call.int_arg(6, "groups", 1), isinstance(call.arg(2, "bias"), Operand)
-    batch, group = names.fresh(x[0]), names.fresh(groups)
-    inner = names.fixed(x[1] // groups) if biased else names.fresh(x[1] // groups)
-    outer, space = names.fresh(call.out[1] // groups), (WHOLE,) * (len(w) - 2)
+    batch, group = names.fresh_dims(x[:lead]), names.fresh(groups)
+    inner = names.fixed(x[lead] // groups) if biased else names.fresh(x[lead] // groups)
+    outer, space = names.fresh(call.out[lead] // groups), (WHOLE,) * (len(w) - 2)
     transposed = call.target in _CONV_TRANSPOSED
     weight = (group + inner, outer) if transposed else (group + outer, inner)
-    operands = ((batch, group + inner, *space), (*weight, *space))
+    operands = ((*batch, group + inner, *space), (*weight, *space))
     if biased:
         operands += ((group + outer,),)
-    result = (batch, group + outer, *space)
+    result = (*batch, group + outer, *space)
     linear = () if biased else BILINEAR
     even = frozenset(group)
     return Rule(names.items, operands, (result,), linear, family="contraction", even=even)
+
+
+# --- products that know more than their factors ---------------------------------------------------
+
+DEFAULT.template("aten.cdist.default", "x[*b, m, ·] w[*b, n, ·] -> y[*b, m, n]")
+DEFAULT.template(
+    "aten.bilinear.default", "x[*b, i] z[*b, j] w[o, i, j] -> y[*b, o]", linear="x|z|w"
+)
+DEFAULT.template(
+    "aten.grid_sampler.default", "x[n, c, ·, ·] grid[n, h, w, ·] -> y[n, c, h, w]", linear="x"
+)
+
+
+@DEFAULT.computed("aten.lstm.input aten.gru.input aten.rnn_tanh.input aten.rnn_relu.input")
+def _recurrent(call: Call) -> Rule | None:
+    """The batch is independent; features and time stay whole."""
+    dropout, train, batch_first = call.arg(5), call.arg(6), call.arg(8)
+    if dropout and train:
+        return None  # masks between the layers
+    names, states = Names(), 2 if "lstm" in call.target else 1
+    batch = names.fresh(call.shape(0)[0 if batch_first else 1])
+    x = (batch, WHOLE, WHOLE) if batch_first else (WHOLE, batch, WHOLE)
+    state = (WHOLE, batch, WHOLE)
+    weights = tuple(whole(meta.shape) for meta in call.operands[1 + states :])
+    operands = (x, *(state,) * states, *weights)
+    return Rule(names.items, operands, (x, *(state,) * states), family="contraction")
+
+
+@DEFAULT.computed("aten.lstm_cell.default aten.gru_cell.default aten.rnn_tanh_cell.default")
+def _recurrent_cell(call: Call) -> Rule:
+    names, states = Names(), 2 if "lstm" in call.target else 1
+    row = (*names.fresh_dims(call.shape(0)[:-1]), WHOLE)
+    weights = tuple(whole(meta.shape) for meta in call.operands[1 + states :])
+    operands = (*(row,) * (1 + states), *weights)
+    return Rule(names.items, operands, (row,) * states, family="contraction")

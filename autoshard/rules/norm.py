@@ -1,90 +1,150 @@
-"""Normalisations. The normalised dimensions stay whole; the statistics are one rank's own."""
+"""Normalisations and pooling.
+
+Where a normalised dimension is split, the ranks reduce its sum and sum of squares, and each normalises
+its own slice.
+"""
 
 from __future__ import annotations
 
 import math
 
 from autoshard.rules.registry import DEFAULT
-from autoshard.rules.rule import WHOLE, Call, Dims, Names, Operand, Rule, whole
+from autoshard.rules.rule import (
+    WHOLE,
+    Call,
+    Dim,
+    Dims,
+    Inner,
+    Names,
+    Operand,
+    Rule,
+    Special,
+    statistic,
+    whole,
+)
+
+_SLICE = "each rank has a slice of what is normalised"
+_MEAN, _SQUARES = f"{_SLICE}; this sums it", f"{_SLICE}; this sums the squares around the mean"
+_BACK = f"{_SLICE}; its gradients of the statistics are summed"
+
+
+def _specials(lowering: str, dims: Dims, inner: tuple[Inner, ...]) -> tuple[Special, ...]:
+    return tuple(Special(factor, lowering, (), inner) for dim in dims for factor in dim)
 
 
 @DEFAULT.computed("aten.layer_norm.default aten.rms_norm.default")
-def _layer_norm(call: Call) -> Rule | None:
+def _layer_norm(call: Call) -> Rule:
     given = call.arg(1, "normalized_shape")
     assert isinstance(given, tuple)
-    names, shape = Names(), call.shape(0)
+    names, shape, meta = Names(), call.shape(0), call.operands[0]
     kept = len(shape) - len(given)
-    x = (*names.fresh_dims(shape[:kept]), *whole(shape[kept:]))
-    rest = tuple(whole(meta.shape) for meta in call.operands[1:])
+    x = names.fresh_dims(shape)
+    rows = shape[:kept]
+    if "layer" in call.target:
+        inner = statistic(meta, rows, _MEAN, _SQUARES, backward=(_BACK, _BACK))
+    else:
+        inner = statistic(meta, rows, f"{_SLICE}; this sums the squares", backward=(_BACK,))
+    lowering = call.target.split(".")[1]
+    rest = (x[kept:],) * (len(call.operands) - 1)
+    specials = _specials(f"split_{lowering}", x[kept:], inner)
     noise = "layer" in call.target and math.prod(shape[kept:]) == 1
-    return Rule(names.items, (x, *rest), (x,), family="norm", noise=noise)
+    return Rule(names.items, (x, *rest), (x,), (), specials, "norm", noise=noise)
 
 
 @DEFAULT.computed("aten.group_norm.default")
-def _group_norm(call: Call) -> Rule | None:
-    """Whole groups are the factor of the channels: each rank normalises its own.
+def _group_norm(call: Call) -> Rule:
+    """Whole groups are a factor of the channels: each rank normalises its own.
 
-    The number of groups is an argument, and the rewriter divides it.
+    Channels inside the groups, and space, are normalised: where they are split, statistics are reduced.
     """
     names, shape = Names(), call.shape(0)
     groups = call.int_arg(1, "num_groups", 1)
     batch, group = names.fresh(shape[0]), names.fresh(groups)
-    channels = group + names.fixed(shape[1] // groups)
-    x = (batch, channels, *whole(shape[2:]))
-    rest = tuple((channels,) for _ in call.operands[1:])
-    noise = shape[1] // groups * math.prod(shape[2:]) == 1
-    return Rule(
-        names.items,
-        (x, *rest),
-        (x,),
-        family="norm",
-        contiguous=frozenset(group),
-        even=frozenset(group),
-        noise=noise,
+    inside, space = names.fresh(shape[1] // groups), names.fresh_dims(shape[2:])
+    channels = group + inside
+    x = (batch, channels, *space)
+    rest = ((channels,),) * (len(call.operands) - 1)
+    inner = statistic(
+        call.operands[0], (shape[0], groups), _MEAN, _SQUARES, backward=(_BACK, _BACK)
     )
+    specials = _specials("split_group_norm", (inside, *space), inner)
+    noise = shape[1] // groups * math.prod(shape[2:]) == 1
+    even = frozenset(group)
+    return Rule(names.items, (x, *rest), (x,), (), specials, "norm", even=even, noise=noise)
 
 
-@DEFAULT.computed("aten.batch_norm.default aten.instance_norm.default")
-def _batch_norm(call: Call) -> Rule | None:
-    """Channels are the factor. Evaluating, batch and space are too; training, statistics span them."""
+@DEFAULT.computed("aten.batch_norm.default")
+def _batch_norm(call: Call) -> Rule:
+    """Channels are the factor. Training, statistics span batch and space, and running ones are written."""
     names, shape = Names(), call.shape(0)
     training = bool(call.arg(5, "training", False))
-    instance = "instance" in call.target
-    keeps = isinstance(call.arg(3, ""), Operand)
-    batch = WHOLE if training and (keeps or not instance) else names.fresh(shape[0])
+    x = names.fresh_dims(shape)
+    channels = x[1]
+    inner = statistic(call.operands[0], (shape[1],), _MEAN, _SQUARES, backward=(_BACK, _BACK))
+    spanned = (x[0], *x[2:])
+    specials = _specials("split_batch_norm", spanned, inner) if training else ()
+    return _with_running(call, names, x, channels, specials, writes=training)
+
+
+@DEFAULT.computed("aten.instance_norm.default")
+def _instance_norm(call: Call) -> Rule:
+    """Batch and channels are factors; running statistics are means over the batch."""
+    names, shape = Names(), call.shape(0)
+    own = bool(call.arg(5, "use_input_stats", True))
+    writes = own and isinstance(call.arg(3, ""), Operand)
+    batch = WHOLE if writes else names.fresh(shape[0])
     channels = names.fresh(shape[1])
-    space = whole(shape[2:]) if training else names.fresh_dims(shape[2:])
-    x: Dims = (batch, channels, *space)
+    space = whole(shape[2:]) if own else names.fresh_dims(shape[2:])
+    return _with_running(call, names, (batch, channels, *space), channels, (), writes=writes)
+
+
+def _with_running(
+    call: Call, names: Names, x: Dims, channels: Dim, specials: tuple[Special, ...], *, writes: bool
+) -> Rule:
+    """A norm whose other operands have one dimension, the channels; running ones may be written."""
+    rest = ((channels,),) * (len(call.operands) - 1)
     running = [call.arg(i, "") for i in (3, 4)]
     locked = (
-        frozenset(r.position for r in running if isinstance(r, Operand))
-        if training
-        else frozenset()
+        frozenset(r.position for r in running if isinstance(r, Operand)) if writes else frozenset()
     )
+    contiguous = frozenset(channels) if locked else frozenset()
     return Rule(
-        names.items,
-        (x, *(((channels,),) * (len(call.operands) - 1))),
-        (x,),
-        family="norm",
-        locked=locked,
-        contiguous=frozenset(channels) if locked else frozenset(),
+        names.items, (x, *rest), (x,), (), specials, "norm", contiguous=contiguous, locked=locked
     )
 
+
+@DEFAULT.computed("aten._weight_norm.default")
+def _weight_norm(call: Call) -> Rule | None:
+    """Each slice of one dimension has a norm and a scale of its own."""
+    names, shape, dim = Names(), call.shape(0), call.int_arg(2, "dim", 0)
+    if dim < 0 or len(call.shape(1)) != len(shape):
+        return None
+    v = tuple([names.fresh(n) if i == dim else WHOLE for i, n in enumerate(shape)])
+    return Rule(names.items, (v, v), (v,), (frozenset({1}),), family="norm")
+
+
+# --- pooling and interpolation -------------------------------------------------------------------
 
 _POOL = """
-    aten.max_pool1d.default aten.max_pool2d.default aten.max_pool3d.default aten.avg_pool1d.default
-    aten.avg_pool2d.default aten.avg_pool3d.default aten.adaptive_avg_pool1d.default
-    aten.adaptive_avg_pool2d.default aten.adaptive_avg_pool3d.default
-    aten.upsample_nearest2d.vec aten.upsample_bilinear2d.vec aten.upsample_nearest1d.vec
-    aten.upsample_bicubic2d.vec aten.max_pool2d_with_indices.default
+    max_pool1d.default max_pool2d.default max_pool3d.default max_pool2d_with_indices.default
+    avg_pool1d.default avg_pool2d.default avg_pool3d.default
+    adaptive_avg_pool1d.default adaptive_avg_pool2d.default adaptive_avg_pool3d.default
+    adaptive_max_pool1d.default adaptive_max_pool2d.default
+    upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec
+    upsample_bilinear2d.vec upsample_bicubic2d.vec upsample_trilinear3d.vec
+    _upsample_nearest_exact2d.vec _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec
 """
 
 
-@DEFAULT.computed(_POOL)
-def _pool(call: Call) -> Rule | None:
-    """Batch and channels are independent; space is pooled."""
+@DEFAULT.computed(" ".join(f"aten.{name}" for name in _POOL.split()))
+def _pool(call: Call) -> Rule:
+    """Batch and channels are independent; space is pooled or stretched."""
     names, shape = Names(), call.shape(0)
-    space = int(call.target.split("d.")[0].split("d_")[0][-1])
+    space = next(
+        int(a)
+        for a, b in zip(call.target, call.target[1:], strict=False)
+        if a.isdigit() and b == "d"
+    )
     lead = names.fresh_dims(shape[:-space])
     dims = (*lead, *((WHOLE,) * space))
     linear = (frozenset({0}),) if "max" not in call.target else ()

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from autoshard.errors import RuleError
 from autoshard.graph import Op, OpGraph, TensorMeta, fill_slots
 
 Dim = tuple[str, ...]
@@ -27,18 +28,38 @@ FIXED = "!"
 
 
 @dataclass(frozen=True, slots=True)
+class Inner:
+    """A collective inside a lowering, as prices and reports see it.
+
+    Attributes:
+        kind: "all_reduce" or "all_gather".
+        phase: "forward" or "backward".
+        shape, dtype: of the whole tensor that it moves.
+        reason: why it runs.
+    """
+
+    kind: str
+    phase: str
+    shape: tuple[int, ...]
+    dtype: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Special:
-    """A strategy that needs a program of its own: splitting `factor` runs `lowering` instead.
+    """A strategy that is more than the operator on slices: splitting `factor` runs `lowering` instead.
 
     Attributes:
         factor: the factor that is split.
-        lowering: name of the program in `autoshard.lowering`.
+        lowering: name of the program in `autoshard.runtime.lowerings`; "" runs the operator itself.
         results: a state for each result as text ("I", "P"), where it is not the usual one; "" is.
+        inner: the collectives that the lowering runs.
     """
 
     factor: str
     lowering: str
     results: tuple[str, ...] = ()
+    inner: tuple[Inner, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,7 +71,7 @@ class Rule:
         operands: dims of each operand, in the order of the operator's operands.
         results: dims of each result; None for one that is no tensor.
         linear: sets of operands in which the operator is linear (jointly, the others held fixed).
-        specials: strategies with a program of their own.
+        specials: strategies that are more than the operator on slices.
         family: how it is priced: "view" (free), "pointwise", "contraction", "attention",
             "reduction", "gather", "norm" or "loss".
         contiguous: factors that cannot be cut in blocks, only contiguously.
@@ -70,6 +91,13 @@ class Rule:
     locked: frozenset[int] = frozenset()
     even: frozenset[str] = frozenset()
     noise: bool = False
+
+    def __post_init__(self) -> None:
+        """A factor of no dimension, split, would make whole results of shares: refuse it."""
+        used = {f for dims in (*self.operands, *self.results) for dim in dims or () for f in dim}
+        unused = [name for name, _ in self.sizes if name not in used]
+        if unused:
+            raise RuleError(f"Factor '{unused[0]}' is in no dimension.", str(self))
 
     @cached_property
     def size(self) -> dict[str, int]:
@@ -176,8 +204,8 @@ class Names:
         self.sizes: dict[str, int] = {}
 
     def fresh(self, size: int, stem: str = "f") -> Dim:
-        """A dimension of one new factor; a dimension of size 1 has nothing to split."""
-        if size == 1:
+        """A dimension of one new factor; a dimension of size 1, or 0, has nothing to split."""
+        if size <= 1:
             return WHOLE
         name = f"{stem}{len(self.sizes)}"
         self.sizes[name] = size
@@ -189,7 +217,7 @@ class Names:
 
     def fixed(self, size: int) -> Dim:
         """A factor that may not be split, but inside which others may: the 3 of a fused QKV."""
-        if size == 1:
+        if size <= 1:
             return WHOLE
         name = f"{FIXED}{len(self.sizes)}"
         self.sizes[name] = size
@@ -204,3 +232,18 @@ class Names:
 def whole(shape: tuple[int, ...]) -> Dims:
     """Dims of a tensor that must not be split."""
     return (WHOLE,) * len(shape)
+
+
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+COMPLEX = frozenset({"complex32", "complex64", "complex128"})
+
+
+def statistic(
+    meta: TensorMeta, shape: tuple[int, ...], *forward: str, backward: tuple[str, ...] = ()
+) -> tuple[Inner, ...]:
+    """All-reduces of statistics of `meta`, of this shape: why each runs, forward and backward."""
+    dtype = "float32" if meta.dtype in ("float16", "bfloat16") else meta.dtype
+    found = [Inner("all_reduce", "forward", shape, dtype, reason) for reason in forward]
+    if meta.grad:
+        found += [Inner("all_reduce", "backward", shape, dtype, reason) for reason in backward]
+    return tuple(found)

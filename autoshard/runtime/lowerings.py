@@ -5,18 +5,18 @@ As conversions are, each is written over a communicator and one tensor for each 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from autoshard.runtime import split_losses, split_norms, split_reductions
 from autoshard.runtime.communicator import Communicator
-from autoshard.runtime.conversions import partial_to_invariant
 from autoshard.runtime.slicing import chunk
 
 Tensors = Sequence[Tensor]
-MEAN, SUM = 1, 2
 
 
 def vocab_embedding(
@@ -54,75 +54,6 @@ def expert_products(
         )
         found.append(product.index_select(0, (rows - start) % x.shape[0]))
     return found
-
-
-def vocab_cross_entropy(
-    comm: Communicator,
-    logits: Tensors,
-    target: Tensors,
-    reduction: int,
-    ignore_index: int,
-    label_smoothing: float,
-    length: int,
-) -> list[Tensor]:
-    """Cross-entropy of logits whose `length` classes are split: only statistics of a row travel.
-
-    loss = log Σ exp(z − m) + m − z[target], with m the row's maximum; smoothed by ε it is
-    (1 − ε)·loss + ε·(log Σ exp(z − m) + m − mean z), as torch defines it.
-    """
-    at = 1 if logits[0].dim() > 1 else 0
-    with torch.no_grad():
-        peak = comm.all_reduce([z.amax(at) for z in logits], "max")
-    shifted = [z - m.unsqueeze(at) for z, m in zip(logits, peak, strict=True)]
-    starts = [chunk(length, rank, comm.size)[0] for rank in comm.ranks]
-    own = [_picked(z, t, start, at) for z, t, start in zip(shifted, target, starts, strict=True)]
-    parts = [[z.exp().sum(at), p] for z, p in zip(shifted, own, strict=True)]
-    if label_smoothing:
-        parts = [[*part, z.sum(at)] for part, z in zip(parts, shifted, strict=True)]
-    sums = partial_to_invariant(comm, [torch.stack(part) for part in parts])
-    return [
-        _reduce(_row_loss(s, length, label_smoothing), t, reduction, ignore_index)
-        for s, t in zip(sums, target, strict=True)
-    ]
-
-
-def _picked(shifted: Tensor, target: Tensor, start: int, at: int) -> Tensor:
-    """The target's logit where this rank holds its class, from `start` on, else zero."""
-    classes = shifted.shape[at]
-    own = target - start
-    elsewhere = (own < 0) | (own >= classes)
-    picked = shifted.gather(at, own.masked_fill(elsewhere, 0).unsqueeze(at)).squeeze(at)
-    return picked.masked_fill(elsewhere, 0.0)
-
-
-def _row_loss(sums: Tensor, classes: int, smoothing: float) -> Tensor:
-    log_total = sums[0].log()
-    loss = log_total - sums[1]
-    if smoothing:
-        loss = (1 - smoothing) * loss + smoothing * (log_total - sums[2] / classes)
-    return loss
-
-
-def _reduce(loss: Tensor, target: Tensor, reduction: int, ignore_index: int) -> Tensor:
-    counts = target != ignore_index
-    loss = loss.masked_fill(~counts, 0.0)
-    if reduction == MEAN:
-        return loss.sum() / counts.sum()
-    return loss.sum() if reduction == SUM else loss
-
-
-def mean_cross_entropy(
-    comm: Communicator, logits: Tensors, target: Tensors, ignore_index: int, label_smoothing: float
-) -> list[Tensor]:
-    """The mean over rows that are split: each rank's sum over the count of all; shares."""
-    counts = comm.all_reduce([(t != ignore_index).sum() for t in target])
-    return [
-        F.cross_entropy(
-            z, t, reduction="sum", ignore_index=ignore_index, label_smoothing=label_smoothing
-        )
-        / count
-        for z, t, count in zip(logits, target, counts, strict=True)
-    ]
 
 
 def share_of_mean(
@@ -195,6 +126,31 @@ def split_attention(
     return found
 
 
+def causal_queries(
+    comm: Communicator,
+    q: Tensors,
+    k: Tensors,
+    v: Tensors,
+    dropout_p: float,
+    scale: float | None,
+    enable_gqa: bool,
+    queries: int,
+) -> list[Tensor]:
+    """Causal attention of `queries` that are split: a rank's have positions of their own."""
+    seed = _seed() if dropout_p else 0
+    found = []
+    for a, b, c, rank in zip(q, k, v, comm.ranks, strict=True):
+        places = torch.arange(a.shape[-2], device=a.device) + chunk(queries, rank, comm.size)[0]
+        mask = places.unsqueeze(-1) >= torch.arange(b.shape[-2], device=a.device)
+        with _seeded(a, seed + rank) if dropout_p else contextlib.nullcontext():
+            found.append(
+                F.scaled_dot_product_attention(
+                    a, b, c, mask, dropout_p, scale=scale, enable_gqa=enable_gqa
+                )
+            )
+    return found
+
+
 def _seed() -> int:
     """A seed drawn from the default generator, which all ranks keep in step."""
     return int(torch.randint(2**48, ()))
@@ -224,12 +180,31 @@ ALL: dict[str, Callable[..., list[Tensor]]] = {
     for f in (
         vocab_embedding,
         expert_products,
-        vocab_cross_entropy,
-        mean_cross_entropy,
         share_of_mean,
         cut_reshape,
         cut_expand,
         split_dropout,
         split_attention,
+        causal_queries,
     )
+} | {**split_losses.ALL, **split_norms.ALL, **split_reductions.ALL}
+
+SCHEMAS = {
+    "expert_products": "Tensor x, Tensor weight, Tensor ends",
+    "vocab_embedding": "Tensor weight, Tensor ids, int padding_idx, int length",
+    "share_of_mean": "Tensor mean, Tensor x, int dim, int length",
+    "cut_reshape": "Tensor x, int[] shape, int dim, int length",
+    "cut_expand": "Tensor x, int[] shape, int dim, int length",
+    "split_dropout": "Tensor x, float p",
+    "split_attention": (
+        "Tensor q, Tensor k, Tensor v, Tensor? mask, float dropout_p, bool is_causal, float? scale, "
+        "bool enable_gqa"
+    ),
+    "causal_queries": (
+        "Tensor q, Tensor k, Tensor v, float dropout_p, float? scale, bool enable_gqa, int queries"
+    ),
+    **split_losses.SCHEMAS,
+    **split_norms.SCHEMAS,
+    **split_reductions.SCHEMAS,
 }
+"""The arguments of each as an operator; its result is one tensor."""

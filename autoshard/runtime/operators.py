@@ -30,21 +30,7 @@ _SCHEMAS = {
     "partial_to_replicate": "Tensor x",
     "partial_to_invariant": "Tensor x",
     "partial_to_shard": f"Tensor x, {_SLICED}",
-    "expert_products": "Tensor x, Tensor weight, Tensor ends",
-    "vocab_embedding": "Tensor weight, Tensor ids, int padding_idx, int length",
-    "vocab_cross_entropy": (
-        "Tensor logits, Tensor target, int reduction, int ignore_index, float label_smoothing, "
-        "int length"
-    ),
-    "mean_cross_entropy": "Tensor logits, Tensor target, int ignore_index, float label_smoothing",
-    "share_of_mean": "Tensor mean, Tensor x, int dim, int length",
-    "cut_reshape": "Tensor x, int[] shape, int dim, int length",
-    "cut_expand": "Tensor x, int[] shape, int dim, int length",
-    "split_dropout": "Tensor x, float p",
-    "split_attention": (
-        "Tensor q, Tensor k, Tensor v, Tensor? mask, float dropout_p, bool is_causal, float? scale, "
-        "bool enable_gqa"
-    ),
+    **lowerings.SCHEMAS,
 }
 
 
