@@ -15,7 +15,8 @@ import torch
 from torch.fx import Graph, Node
 
 from autoshard.capture import Captured
-from autoshard.emit import BIASED, EMITTERS, LOCAL_ARGUMENTS, Site
+from autoshard.emit import BIASED, LOCAL_ARGUMENTS, Site
+from autoshard.emit_lowered import EMITTERS
 from autoshard.graph import Op, Ref, TensorMeta
 from autoshard.mesh import Mesh
 from autoshard.placement import Layout, Shard, conversion, local_shape

@@ -313,4 +313,16 @@ RARE = [
     *NORMS,
     *LOSSES,
     *ATTENTION,
+    *(
+        case(
+            "scaled_dot_product_attention",
+            normal(2, 12, 4, 6),
+            normal(2, kv, 4, 6),
+            normal(2, kv, 4, 8),
+            *rest,
+            enable_gqa=True,
+        )
+        for kv in (1, 2, 4)
+        for rest in ((), (None, 0.0, True), (normal(2, 12, 4, 4, grad=False),))
+    ),
 ]

@@ -13,7 +13,8 @@ def _attention(call: Call) -> Rule | None:
 
     With `enable_gqa` the query heads are `(kv g)`: g query heads share each key/value head, so the
     key/value heads are the factor that may be split. Under a causal mask a rank's queries have
-    positions of their own, and see no later keys.
+    positions of their own, and see no later keys. Where there are fewer key/value heads than ranks, the
+    query heads may be split all the same: each rank takes the key/value heads of its own.
     """
     q, k, v = (call.shape(i) for i in range(3))
     grouped = bool(call.kwargs.get("enable_gqa", False))
@@ -36,15 +37,30 @@ def _attention(call: Call) -> Rule | None:
     if isinstance(mask, Operand):
         scores = (*call.out[:-1], k[-2])
         operands.append(aligned(mask.meta.shape, scores, (*batch, queries, WHOLE)))
+    specials, joint = _specials(call, names, queries), ()
+    if grouped and call.out[-3] > k[-3]:
+        names.sizes["heads"] = call.out[-3]
+        specials += (Special("heads", "grouped_queries"),)
+        at = {0: len(q) - 3, **_of_heads(mask)}
+        taken = tuple((False, which, dim, 1) for which, dim in at.items())
+        joint = (("heads", (*taken, (True, 0, len(call.out) - 3, 1))),)
+    contiguous = frozenset(queries) if call.arg(5, "is_causal", False) else frozenset()
     return Rule(
         names.items,
         tuple(operands),
         ((*batch, queries, width),),
         (frozenset({2}),),
-        _specials(call, names, queries),
+        specials,
         "attention",
-        contiguous=frozenset(queries) if call.arg(5, "is_causal", False) else frozenset(),
+        contiguous=contiguous | {name for name, _ in joint},
+        joint=joint,
     )
+
+
+def _of_heads(mask: object) -> dict[int, int]:
+    """The dimension of a mask's heads, by its operand, where each query head has one of its own."""
+    shape = mask.meta.shape if isinstance(mask, Operand) else ()
+    return {3: len(shape) - 3} if len(shape) > 2 and shape[-3] > 1 else {}
 
 
 def _specials(call: Call, names: Names, queries: Dim) -> tuple[Special, ...]:

@@ -22,6 +22,9 @@ Dim = tuple[str, ...]
 """The factors of one dimension, outer to inner; () is a dimension that must stay whole."""
 Dims = tuple[Dim, ...]
 
+Place = tuple[bool, int, int, int]
+"""Where a factor is: (is a result, which, dimension, product of the factors outside it)."""
+
 WHOLE: Dim = ()
 FIXED = "!"
 """Factors whose names begin so are never split."""
@@ -77,6 +80,8 @@ class Rule:
         contiguous: factors that cannot be cut in blocks, only contiguously.
         locked: operands that must be used as they are, for the operator writes to them.
         even: factors that can only be cut evenly, for an argument holds the size of a slice.
+        joint: factors that are whole dimensions made of others, as query heads are of (kv g), with their
+            places: a second way to cut what the others are parts of.
         noise: whether its result is the rounding error of its operands, as a norm of single elements
             is: only the whole program, run as it would unsharded, has the same.
     """
@@ -90,11 +95,13 @@ class Rule:
     contiguous: frozenset[str] = frozenset()
     locked: frozenset[int] = frozenset()
     even: frozenset[str] = frozenset()
+    joint: tuple[tuple[str, tuple[Place, ...]], ...] = ()
     noise: bool = False
 
     def __post_init__(self) -> None:
         """A factor of no dimension, split, would make whole results of shares: refuse it."""
         used = {f for dims in (*self.operands, *self.results) for dim in dims or () for f in dim}
+        used |= {name for name, _ in self.joint}
         unused = [name for name, _ in self.sizes if name not in used]
         if unused:
             raise RuleError(f"Factor '{unused[0]}' is in no dimension.", str(self))
@@ -105,9 +112,9 @@ class Rule:
         return dict(self.sizes)
 
     @cached_property
-    def places(self) -> dict[str, tuple[tuple[bool, int, int, int], ...]]:
-        """For each factor, where it is: (is a result, which, dimension, product of outer factors)."""
-        found: dict[str, list[tuple[bool, int, int, int]]] = {name: [] for name, _ in self.sizes}
+    def places(self) -> dict[str, tuple[Place, ...]]:
+        """For each factor, where it is."""
+        found: dict[str, list[Place]] = {name: [] for name, _ in self.sizes}
         for is_result, tensors in ((False, self.operands), (True, self.results)):
             for which, dims in enumerate(tensors):
                 for dim, factors in enumerate(dims or ()):
@@ -115,7 +122,7 @@ class Rule:
                     for factor in factors:
                         found[factor].append((is_result, which, dim, outer))
                         outer *= self.size[factor]
-        return {name: tuple(places) for name, places in found.items()}
+        return {name: tuple(places) for name, places in found.items()} | dict(self.joint)
 
     @cached_property
     def uneven(self) -> frozenset[str]:

@@ -151,6 +151,40 @@ def causal_queries(
     return found
 
 
+def grouped_queries(
+    comm: Communicator,
+    q: Tensors,
+    k: Tensors,
+    v: Tensors,
+    mask: Sequence[Tensor | None],
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    heads: int,
+) -> list[Tensor]:
+    """Attention of query `heads` that are split, over whole key/value heads: each rank takes its own's."""
+    seed = _seed() if dropout_p else 0
+    found = []
+    for a, b, c, m, rank in zip(q, k, v, mask, comm.ranks, strict=True):
+        keys, values = (_of_queries(x, heads, chunk(heads, rank, comm.size)) for x in (b, c))
+        with _seeded(a, seed + rank) if dropout_p else contextlib.nullcontext():
+            found.append(
+                F.scaled_dot_product_attention(
+                    a, keys, values, m, dropout_p, is_causal, scale=scale, enable_gqa=True
+                )
+            )
+    return found
+
+
+def _of_queries(x: Tensor, heads: int, cut: tuple[int, int]) -> Tensor:
+    """The key/value heads of a slice of the query heads: one for each, or for each equal group of them."""
+    (first, count), each = cut, heads // x.shape[-3]
+    start, last = first // each, (first + max(count, 1) - 1) // each
+    if start == last or first % each == count % each == 0:
+        return x.narrow(-3, start, last + 1 - start)
+    return x.index_select(-3, torch.arange(first, first + count, device=x.device) // each)
+
+
 def _seed() -> int:
     """A seed drawn from the default generator, which all ranks keep in step."""
     return int(torch.randint(2**48, ()))
@@ -186,6 +220,7 @@ ALL: dict[str, Callable[..., list[Tensor]]] = {
         split_dropout,
         split_attention,
         causal_queries,
+        grouped_queries,
     )
 } | {**split_losses.ALL, **split_norms.ALL, **split_reductions.ALL}
 
@@ -199,6 +234,10 @@ SCHEMAS = {
     "split_attention": (
         "Tensor q, Tensor k, Tensor v, Tensor? mask, float dropout_p, bool is_causal, float? scale, "
         "bool enable_gqa"
+    ),
+    "grouped_queries": (
+        "Tensor q, Tensor k, Tensor v, Tensor? mask, float dropout_p, bool is_causal, float? scale, "
+        "int heads"
     ),
     "causal_queries": (
         "Tensor q, Tensor k, Tensor v, float dropout_p, float? scale, bool enable_gqa, int queries"

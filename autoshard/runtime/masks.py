@@ -79,6 +79,8 @@ def _plain(node: Node) -> None:
         node.target, node.args = aten.dropout.default, (node.args[0], 0.0, True)
     elif name == "causal_queries":
         node.update_arg(3, 0.0)
+    elif name == "grouped_queries":
+        node.update_arg(4, 0.0)
     elif name == "split_attention":
         q, k, v, mask, _, is_causal, scale, grouped, *_ = node.args
         node.target = aten.scaled_dot_product_attention.default
