@@ -16,13 +16,14 @@ import pytest
 import torch
 
 from autoshard.cost.calibration import Calibration, Measured, _predicted, calibrated
+from autoshard.cost.comm import algorithms
 from autoshard.cost.hardware import Hardware, load_hardware
 from autoshard.cost.link import KINDS
 from autoshard.cost.profile_file import save_hardware
 from autoshard.errors import CalibrationError, OptionsError
-from autoshard.runtime.calibrate import calibrate
+from autoshard.runtime.calibrate import _timed, calibrate
 from autoshard.runtime.measure import Stopwatch
-from autoshard.runtime.probes import of_compute
+from autoshard.runtime.probes import of, of_compute
 
 BASE = load_hardware("cpu-gloo")
 TRUTH = replace(
@@ -36,6 +37,7 @@ TRUTH = replace(
     step_s=4e-4,
     parameter_s=3e-5,
     conversion_s=2e-5,
+    update_bandwidth_bytes_s=15e9,
     intra=replace(
         BASE.intra,
         latency_s=60e-6,
@@ -43,6 +45,7 @@ TRUTH = replace(
         bandwidth_bytes_s=1.2e9,
         kind_bandwidths_bytes_s=(("all_gather", 0.7e9),),
         kind_launches_s=(),
+        measured=True,
     ),
 )
 
@@ -52,6 +55,7 @@ def times(truth: Hardware) -> list[Measured]:
     found = [probe.what for probe in of_compute(torch.device("cpu"), quick=False)]
     found += [Measured("parameter", f"{n}", 0.0, count=n) for n in (8, 32, 128)]
     found += [Measured("conversion", "20", 0.0, count=20)]
+    found += [Measured("update", "AdamW", 0.0, bytes=2.0**28)]
     found += [
         Measured(kind, f"{kind} {size} {ranks}", 0.0, bytes=float(size), ranks=ranks)
         for kind in KINDS
@@ -65,6 +69,7 @@ def check(found: Calibration, rel: float) -> None:
     got = found.hardware
     for name in ("launch_s", "memory_bandwidth_bytes_s", "vector_flops", "step_s", "parameter_s"):
         assert getattr(got, name) == pytest.approx(getattr(TRUTH, name), rel=rel), name
+    assert got.update_rate == pytest.approx(TRUTH.update_rate, rel=rel)
     assert got.conversion_s == pytest.approx(TRUTH.conversion_s, rel=rel)
     for name in ("peak_flops", "efficiencies"):
         assert dict(getattr(got, name)) == pytest.approx(dict(getattr(TRUTH, name)), rel=rel)
@@ -109,6 +114,24 @@ def test_no_time_is_an_error(seconds: float) -> None:
 def test_a_missing_measurement_is_an_error(group: str) -> None:
     with pytest.raises(CalibrationError, match=f"No {group} was measured"):
         calibrated(BASE, [item for item in times(TRUTH) if item.group != group])
+
+
+def test_a_measured_link_is_priced_as_measured() -> None:
+    """No algorithm that was not measured is taken for quicker, in whichever size of group."""
+    link = calibrated(BASE, times(TRUTH)).hardware.intra
+    assert link.measured
+    for kind in KINDS:
+        assert len(algorithms(kind, link)) == 1
+    assert algorithms("all_reduce", replace(link, measured=False)) == ("ring", "tree")
+
+
+def test_noise_that_leaves_nothing_of_a_collective_is_an_error() -> None:
+    """A difference of two times that stays below zero is no measurement."""
+    watch = Stopwatch(torch.device("cpu"), 1e-4, 1)
+    probe = of("all_reduce", "4 KiB", lambda: lambda: None)
+    slow = replace(probe, without=lambda: lambda: time.sleep(2e-3))
+    with pytest.raises(CalibrationError, match="no measurement"):
+        calibrated(BASE, [*times(TRUTH), _timed(slow, watch)])
 
 
 def test_a_link_that_was_not_measured_is_named() -> None:

@@ -18,9 +18,6 @@ from autoshard.cost.hardware import Hardware
 from autoshard.cost.link import KINDS, Link
 from autoshard.errors import CalibrationError
 
-_ROUNDS = 12
-"""Of fitting a link and choosing the cheapest algorithms."""
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -28,7 +25,7 @@ class Measured:
 
     Attributes:
         group: what it is fitted with: "launch", "memory", "product", "vector", "attention",
-            "convolution", "parameter", "conversion", or a collective's kind.
+            "convolution", "update", "parameter", "conversion", or a collective's kind.
         label: in words: "512×512×512 float32".
         seconds: of one run.
         flops, bytes: arithmetic and traffic of a kernel; of a collective, the whole tensor's bytes.
@@ -108,6 +105,8 @@ def _predicted(hardware: Hardware, item: Measured) -> float:
         return collective_s(item.group, item.bytes, item.ranks, link)
     if item.group == "parameter":
         return hardware.step_s + item.count * hardware.parameter_s
+    if item.group == "update":
+        return item.bytes / hardware.update_rate
     if item.group == "conversion":
         return item.count * (hardware.conversion_s + hardware.launch_s)
     kind = "vector" if item.group in ("launch", "memory") else item.group
@@ -179,8 +178,11 @@ def _rate(items: Sequence[Measured], having: Callable[[float], Hardware]) -> flo
 
 
 def _fixed(hardware: Hardware, measured: Sequence[Measured]) -> Hardware:
-    """The fixed times: of a step, of each parameter in it, and of a conversion."""
+    """A step's optimizer; its fixed times, and those of a parameter and of a conversion."""
     steps, chains = _of(measured, "parameter"), _of(measured, "conversion")
+    updates = [item.bytes / item.seconds for item in _of(measured, "update")]
+    if updates:
+        hardware = replace(hardware, update_bandwidth_bytes_s=statistics.median(updates))
     if steps:
         rows = [(1.0, float(item.count)) for item in steps]
         step_s, parameter_s = linear(rows, [item.seconds for item in steps])
@@ -217,15 +219,7 @@ def _link(hardware: Hardware, link: Link, items: Sequence[Measured]) -> Link:
 
     A line says what a kind's collectives take at no bytes, and for each byte. What is fixed grows with
     the steps of the algorithm, and by that α is told from the launch: by one kind from another, too.
-    Which algorithm is the cheapest depends on what is fitted, so that it is fitted again.
     """
-    link = replace(link, in_switch_reduction=False)  # if it is there, it is in the times
-    for _ in range(_ROUNDS):
-        link = _refined(hardware, link, items)
-    return link
-
-
-def _refined(hardware: Hardware, link: Link, items: Sequence[Measured]) -> Link:
     lines = {
         (kind, ranks): _line(hardware, link, [i for i in items if (i.group, i.ranks) == key])
         for kind, ranks in dict.fromkeys((item.group, item.ranks) for item in items)
@@ -243,6 +237,7 @@ def _refined(hardware: Hardware, link: Link, items: Sequence[Measured]) -> Link:
         link,
         latency_s=latency_s,
         launch_s=launch_s,
+        measured=True,
         bandwidth_bytes_s=rates.get("all_reduce", statistics.median(rates.values())),
         kind_bandwidths_bytes_s=tuple(rates.items()),
         kind_launches_s=tuple(launches.items()),
@@ -257,18 +252,11 @@ def _line(hardware: Hardware, link: Link, items: Sequence[Measured]) -> tuple[fl
     inside = ranks * stride <= hardware.ranks_per_node
     probe = replace(hardware, intra=unit if inside else wires, inter=unit)
     share = probe.link(ranks, stride).bandwidth(kind)
-    whole = replace(hardware, **{"intra" if inside else "inter": link}).link(ranks, stride)
-    parts = [coefficients(kind, item.bytes, ranks, whole) for item in items]
-    least = min(steps for steps, _ in parts)
-    rows = [(1.0, moved / share) for _, moved in parts]
-    times = [
-        max(item.seconds - (steps - least) * link.latency_s, item.seconds / 2)
-        for item, (steps, _) in zip(items, parts, strict=True)
-    ]
-    at_rest, beta = linear(rows, times)
+    rows = [(1.0, coefficients(kind, item.bytes, ranks, link)[1] / share) for item in items]
+    at_rest, beta = linear(rows, [item.seconds for item in items])
     if not beta:
         raise CalibrationError(
             f"{kind} on {ranks} ranks takes no longer for more bytes.",
             fix="Measure larger sizes, on a machine that does nothing else.",
         )
-    return least, max(at_rest, 1e-9), 1 / beta
+    return coefficients(kind, 1.0, ranks, link)[0], max(at_rest, 1e-9), 1 / beta

@@ -139,12 +139,12 @@ def collective_parts(kind: str, full_bytes: float, ranks: int, link: Link) -> tu
 
 
 def coefficients(kind: str, full_bytes: float, ranks: int, link: Link) -> tuple[float, float]:
-    """The steps and the bytes of the cheapest algorithm: what α and β are multiplied by."""
-    run = _compiled(kind, _cheapest(kind, full_bytes, ranks, link)[1])
-    rounds, eta = (ranks - 1).bit_length(), link.in_switch_efficiency
+    """The steps and the bytes of a measured link's algorithm: what α and β are multiplied by."""
+    run = _compiled(kind, _ON[link.topology][_known(kind)][0])
+    rounds = (ranks - 1).bit_length()
     return (
-        run(ranks, rounds, 0.0, 1.0, 0.0, 0.0, eta),
-        run(ranks, rounds, full_bytes, 0.0, 1.0, 0.0, eta),
+        run(ranks, rounds, 0.0, 1.0, 0.0, 0.0, 1.0),
+        run(ranks, rounds, full_bytes, 0.0, 1.0, 0.0, 1.0),
     )
 
 
@@ -155,11 +155,10 @@ def algorithm(kind: str, full_bytes: float, ranks: int, link: Link) -> str:
 
 def algorithms(kind: str, link: Link) -> tuple[str, ...]:
     """The algorithms that `link` can run for `kind`: keys of `formulas(kind)`."""
-    return tuple(
-        name
-        for name in _ON[link.topology][_known(kind)]
-        if name != "in_switch" or link.in_switch_reduction
-    )
+    names = _ON[link.topology][_known(kind)]
+    if link.measured:
+        return names[:1]
+    return tuple(name for name in names if name != "in_switch" or link.in_switch_reduction)
 
 
 def formulas(kind: str) -> Formulas:

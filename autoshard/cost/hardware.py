@@ -68,6 +68,8 @@ class Hardware:
             gradient, and its part of the optimizer's calls.
         conversion_s: what one conversion takes beside its collectives and copies.
         step_s: what a step takes beside its operators: the module's call, autograd's start.
+        update_bandwidth_bytes_s: rate of an optimizer's update, read and written bytes together: it
+            streams over memory that is there already; None for the achievable memory bandwidth.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Hardware:
     parameter_s: float = 0.0
     conversion_s: float = 0.0
     step_s: float = 0.0
+    update_bandwidth_bytes_s: float | None = None
 
     def __post_init__(self) -> None:
         check(self, f"hardware '{self.name}'")
@@ -124,6 +127,13 @@ class Hardware:
             return math.inf if self.vector_flops is None else self.vector_flops
         part = dict(self.efficiencies).get(kind, self.matmul_efficiency)
         return self.peak(dtype) * part
+
+    @property
+    def update_rate(self) -> float:
+        """Bytes a second of an optimizer's update, reads and writes together."""
+        if self.update_bandwidth_bytes_s is not None:
+            return self.update_bandwidth_bytes_s
+        return self.memory_bandwidth_bytes_s * self.memory_efficiency
 
     def link(self, ranks_in_group: int, stride: int) -> Link:
         """The link by which a group of ranks `stride` apart is priced: the slowest that it crosses.

@@ -32,6 +32,8 @@ class Link:
         kind_bandwidths_bytes_s: 1/β of those kinds of collectives that a library runs at another
             rate than `bandwidth_bytes_s`, as pairs ("all_gather", bytes a second).
         kind_launches_s: the fixed time of those kinds for which it is not `launch_s`.
+        measured: whether the numbers are fitted to a library's collectives. Its choice of algorithms is in
+            them: the first is priced, and not the cheapest.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Link:
     topology: str = "switch"
     kind_bandwidths_bytes_s: tuple[tuple[str, float], ...] = ()
     kind_launches_s: tuple[tuple[str, float], ...] = ()
+    measured: bool = False
 
     def __post_init__(self) -> None:
         check(self, f"link '{self.name}'")

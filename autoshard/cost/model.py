@@ -164,8 +164,7 @@ class Pricer:
             return 0.0
         count = math.prod(local_shape(meta.shape, layout, self.mesh.sizes))
         moved = count * (3 * itemsize(meta.dtype) + 2 * self.optimizer_bytes)
-        rate = self.hardware.memory_bandwidth_bytes_s * self.hardware.memory_efficiency
-        return moved / rate + self.hardware.parameter_s
+        return moved / self.hardware.update_rate + self.hardware.parameter_s
 
     # --- memory ---------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ def print_profile(profile: Hardware, console: Console | None = None) -> None:
         f"of which programs reach {memory}",
         "peak": ", ".join(f"{_flops(rate)} {dtype}" for dtype, rate in profile.peak_flops),
         "": f"of which large matrix products reach {compute}",
+        **_optional(profile),
         "an operator": f"takes {fmt.seconds(profile.launch_s)} at least",
         "in a node": f"{fmt.plural(profile.ranks_per_node, 'rank')}, {_link(profile.intra)}",
         "between nodes": _link(profile.inter),
@@ -59,6 +60,23 @@ def print_profile(profile: Hardware, console: Console | None = None) -> None:
     for label, fact in facts.items():
         grid.add_row(label, Text(fact))
     show(console, Text(profile.name, style="bold"), grid)
+
+
+def _optional(profile: Hardware) -> dict[str, str]:
+    """What a profile may leave out."""
+    facts = {}
+    if profile.vector_flops is not None:
+        facts["elementwise"] = f"{_flops(profile.vector_flops)}"
+    for kind, part in profile.efficiencies:
+        facts[kind] = f"{_flops(profile.peak('float32') * part)} float32"
+    if profile.update_bandwidth_bytes_s is not None:
+        facts["optimizer"] = f"moves {_rate(profile.update_bandwidth_bytes_s)}"
+    if profile.step_s or profile.parameter_s or profile.conversion_s:
+        facts["a step"] = (
+            f"{fmt.seconds(profile.step_s)}, {fmt.seconds(profile.parameter_s)} a parameter, "
+            f"{fmt.seconds(profile.conversion_s)} a conversion"
+        )
+    return facts
 
 
 def _links(profile: Hardware) -> tuple[Link, Link]:

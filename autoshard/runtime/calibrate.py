@@ -42,6 +42,8 @@ _NAMES = {
 }
 """Part of an accelerator's name → the profile whose unmeasured numbers stand for its own."""
 
+_TRIES, _PASSES = 3, 3
+
 
 @dataclass(frozen=True)
 class Group:
@@ -85,17 +87,13 @@ def calibrate(
     """
     device = device or _device()
     world = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    watch = Stopwatch(device, *((0.01, 3) if quick else (0.04, 5)), world=world)
+    watch = Stopwatch(device, *((0.01, 3) if quick else (0.04, 2)), world=world)
     nodes, mesh = _nodes(), _mesh(device, axes) if world else None
     probes = list(of_compute(device, quick=quick))
     probes += list(_of_steps(device, mesh))
     for group in _groups(mesh) if mesh is not None else ():
         probes += list(_collectives(group, device, quick=quick))
-    measured = []
-    for number, probe in enumerate(probes):
-        if progress:
-            progress(f"{probe.what.group}: {probe.what.label}", number, len(probes))
-        measured.append(_timed(probe, watch))
+    measured = _measured(probes, watch, 1 if quick else _PASSES, progress)
     start = base or load_hardware(_base_name(device))
     per_node = max(nodes.values())
     start = replace(
@@ -109,14 +107,41 @@ def calibrate(
     return replace(found, hardware=replace(found.hardware, name=name, source=source))
 
 
+def _measured(
+    probes: Sequence[Probe], watch: Stopwatch, passes: int, progress: Progress | None
+) -> list[Measured]:
+    """The median of several passes: what disturbs a part of one is in no other."""
+    found: list[list[Measured]] = [[] for _ in probes]
+    for number in range(passes * len(probes)):
+        index = number % len(probes)
+        if progress:
+            what = probes[index].what
+            progress(f"{what.group}: {what.label}", number, passes * len(probes))
+        found[index].append(_timed(probes[index], watch))
+    return [sorted(times, key=lambda m: m.seconds)[len(times) // 2] for times in found]
+
+
 def _timed(probe: Probe, watch: Stopwatch) -> Measured:
     try:
-        return timed(probe, watch.seconds(probe.make()))
+        return timed(probe, _seconds(probe, watch))
     except RuntimeError as error:
         raise CalibrationError(
             f"Measuring {probe.what.group} ({probe.what.label}) failed: {error}".rstrip("."),
             fix="Nothing was written. See whether the backend has this operation on this device.",
         ) from error
+
+
+def _seconds(probe: Probe, watch: Stopwatch) -> float:
+    """What a probe takes; a difference that noise has made nothing of is measured again."""
+    run = probe.make()
+    if probe.without is None:
+        return watch.seconds(run)
+    without, seconds = probe.without(), 0.0
+    for _ in range(_TRIES):
+        seconds = watch.seconds(run) - watch.seconds(without)
+        if seconds > 0:
+            break
+    return seconds
 
 
 # --- where -----------------------------------------------------------------------------------------
@@ -209,14 +234,15 @@ def _processor() -> str:
 def _of_steps(device: torch.device, mesh: DeviceMesh | None) -> Iterator[Probe]:
     if mesh is None:
         yield from of_steps(
-            lambda n: [nn.Parameter(torch.ones(4, device=device)) for _ in range(n)], lambda p: p
+            lambda n, size: [nn.Parameter(torch.ones(size, device=device)) for _ in range(n)],
+            lambda p: p,
         )
         return
 
-    def parameters(count: int) -> list[nn.Parameter]:
+    def parameters(count: int, size: int) -> list[nn.Parameter]:
         where = [Replicate()] * mesh.ndim
         return [
-            nn.Parameter(DTensor.from_local(torch.ones(4, device=device), mesh, where))
+            nn.Parameter(DTensor.from_local(torch.ones(size, device=device), mesh, where))
             for _ in range(count)
         ]
 
@@ -226,18 +252,31 @@ def _of_steps(device: torch.device, mesh: DeviceMesh | None) -> Iterator[Probe]:
 
 
 def _collectives(group: Group, device: torch.device, *, quick: bool) -> Iterator[Probe]:
-    """Each kind over sizes; every group of the axis at once, as in a step."""
+    """Each kind over sizes, after a product; every group of the axis at once, as in a step.
+
+    In a step, ranks come from computing: not at the same moment, and to a library that has gone to sleep.
+    """
     exponents = range(12, 25, 2) if device.type == "cpu" else range(16, 29, 2)
+    side = 512 if device.type == "cpu" else 4096
+
+    def product() -> Callable[[], Tensor]:
+        x = torch.rand(side, side, device=device)
+        return lambda: x @ x
+
     for kind in KINDS:
         for exponent in list(exponents)[:: 3 if quick else 1]:
             rows = -(-(2**exponent) // (64 * group.ranks**2)) * group.ranks**2
             whole = 64 * rows  # bytes: rows of 16 float32
             label = f"{size_text(whole)} on {group.axis}={group.ranks}"
 
-            def make(kind=kind, rows=rows) -> Callable[[], Tensor]:
-                return _collective(kind, rows, group, device)
+            def make(kind=kind, rows=rows) -> Callable[[], object]:
+                compute, talk = product(), _collective(kind, rows, group, device)
+                return lambda: (compute(), talk())
 
-            yield of(kind, label, make, bytes=float(whole), ranks=group.ranks, stride=group.stride)
+            found = of(
+                kind, label, make, bytes=float(whole), ranks=group.ranks, stride=group.stride
+            )
+            yield replace(found, without=product)
 
 
 def _collective(kind: str, rows: int, group: Group, device: torch.device) -> Callable[[], Tensor]:

@@ -1,4 +1,9 @@
-"""What `autoshard calibrate` times: small programs of which each shows one number of a profile."""
+"""What `autoshard calibrate` times: small programs of which each shows one number of a profile.
+
+They run as a training step runs them: chains forward and backward, whose results are new memory that is
+held until backward. The same kernel over and over on the same tensors finds them in a cache, and may be
+several times quicker.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoshard.cost.calibration import Measured
-from autoshard.cost.eager import ALONG, POINTWISE
+from autoshard.cost.eager import ALONG, POINTWISE, Pass
 
 Run = Callable[[], object]
 aten = torch.ops.aten
@@ -25,10 +30,12 @@ class Probe:
     Attributes:
         what: its record, without the time.
         make: builds what is timed; called when its turn comes, so that memory is held only then.
+        without: builds the same without what is measured, whose time is taken off.
     """
 
     what: Measured
     make: Callable[[], Run]
+    without: Callable[[], Run] | None = None
 
 
 def of(group: str, label: str, make: Callable[[], Run], **numbers: Any) -> Probe:
@@ -40,7 +47,7 @@ def of_compute(device: torch.device, *, quick: bool) -> Iterator[Probe]:
     """What one rank computes; all ranks do so at once."""
     large = device.type != "cpu"
     yield from _launches(device)
-    yield from _memory(device, [2**22, 2**25] if large else [2**18, 2**19, 2**20, 2**21], quick)
+    yield from _memory(device, [2**22, 2**25] if large else [2**i for i in range(18, 23)], quick)
     yield from _products(device, 8 if large else 1, quick)
     yield from _vector(device, 2**24 if large else 2**19)
     yield from _attention(device, 8 if large else 1, quick)
@@ -69,63 +76,77 @@ def _launches(device: torch.device, chain: int = 100) -> Iterator[Probe]:
     yield of("launch", f"{2 * chain} operators on 4 numbers", make, count=2 * chain)
 
 
+def _chain(
+    program: Callable[..., Tensor], first: Tensor, others: list[Tensor], wanted: list[Tensor]
+) -> Run:
+    """y = program(y, other) for each of `others`, and backward to `first` and to `wanted`."""
+    first.requires_grad_()
+
+    def forward() -> Tensor:
+        y = first
+        for other in others:
+            y = program(y, other)
+        return y
+
+    gradient = torch.ones_like(forward())
+    return lambda: torch.autograd.grad(forward(), [first, *wanted], gradient)
+
+
 def _memory(device: torch.device, sizes: list[int], quick: bool) -> Iterator[Probe]:
-    programs: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
-        "copy": (lambda x, y: x.clone(), 2),
-        "add": (lambda x, y: x + y, 3),
-        "scale": (lambda x, y: x * 2.0, 2),
+    programs: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int, int]] = {
+        "y · x": (lambda y, x: y * x, 6, 2),
+        "y + x": (lambda y, x: y + x, 3, 1),
+        "2 · y": (lambda y, x: y * 2.0, 4, 2),
     }
-    for (name, (program, passes)), count in itertools.product(programs.items(), sizes):
-        if quick and (name != "copy" and count != sizes[-2]):
+    held = 2**25 if device.type == "cpu" else 2**28  # numbers: more than caches hold
+    for (name, (program, passes, launches)), count in itertools.product(programs.items(), sizes):
+        if quick and (name != "y · x" and count != sizes[-2]):
             continue
+        depth = max(4, held // count)
 
-        def make(program=program, count=count) -> Run:
-            x, y = torch.ones(count, device=device), torch.ones(count, device=device)
-            return lambda: program(x, y)
+        def make(program=program, count=count, depth=depth) -> Run:
+            y, *others = (torch.ones(count, device=device) for _ in range(depth + 1))
+            return _chain(program, y, others, [])
 
-        yield of("memory", f"{name} {4 * count / 2**20:g} MiB", make, bytes=4.0 * passes * count)
+        label = f"{depth} of {name} of {4 * count / 2**20:g} MiB"
+        moved = 4.0 * passes * count * depth
+        yield of("memory", label, make, bytes=moved, count=launches * depth)
 
 
 # --- products --------------------------------------------------------------------------------------
 
+LAYERS = 6
+
 
 def _products(device: torch.device, scale: int, quick: bool) -> Iterator[Probe]:
-    """Products as a linear layer makes them: forward, and both gradients."""
-    shapes = [
-        (512, 512, 512),
-        (256, 1024, 1024),
-        (512, 512, 2048),
-        (1024, 256, 256),
-        (128, 512, 512),
-    ]
+    """Linear layers, from k features to n and back to k, with both gradients of each."""
+    shapes = [(512, 512, 512), (256, 1024, 1024), (512, 512, 2048), (1024, 256, 256)]
+    shapes += [(128, 512, 512), (512, 384, 1024)]
     dtypes = {"float32": shapes, "bfloat16": shapes[:2], "float64": shapes[:1]}
     if device.type != "cpu":
         dtypes["float16"] = shapes[:2]
     for dtype, all_shapes in dtypes.items():
         for m, k, n in all_shapes[: 2 if quick else None]:
             m, k, n = m * scale, k * scale, n * scale
-            for which in ("y", "dx", "dw")[: 1 if quick and dtype != "float32" else None]:
-                yield of(
-                    "product",
-                    f"{m}×{k}×{n} {dtype} {which}",
-                    _product(device, getattr(torch, dtype), m, k, n, which),
-                    flops=2.0 * m * k * n,
-                    bytes=float(getattr(torch, dtype).itemsize * (m * k + k * n + m * n)),
-                    dtype=dtype,
-                )
+            size = getattr(torch, dtype).itemsize * (m * k + k * n + m * n)
+            yield of(
+                "product",
+                f"{LAYERS} layers {m}×{k}×{n} {dtype}",
+                _layers(device, getattr(torch, dtype), m, k, n),
+                flops=3 * LAYERS * 2.0 * m * k * n,
+                bytes=3.0 * LAYERS * size,
+                dtype=dtype,
+                count=3 * LAYERS,
+            )
 
 
-def _product(
-    device: torch.device, dtype: torch.dtype, m: int, k: int, n: int, which: str
-) -> Callable[[], Run]:
+def _layers(device: torch.device, dtype: torch.dtype, m: int, k: int, n: int) -> Callable[[], Run]:
     def make() -> Run:
-        x, w, g = (torch.rand(shape, device=device).to(dtype) for shape in ((m, k), (n, k), (m, n)))
-        programs: dict[str, Run] = {
-            "y": lambda: F.linear(x, w),
-            "dx": lambda: g.mm(w),
-            "dw": lambda: g.t().mm(x),
-        }
-        return programs[which]
+        shapes = [(m, k), *[(n, k), (k, n)] * (LAYERS // 2)]
+        x, *weights = (torch.rand(shape, device=device).to(dtype) for shape in shapes)
+        for weight in weights:
+            weight.mul_(1 / k).requires_grad_()
+        return _chain(F.linear, x, weights, weights)
 
     return make
 
@@ -133,26 +154,33 @@ def _product(
 # --- elementwise arithmetic ------------------------------------------------------------------------
 
 
-def _vector(device: torch.device, count: int) -> Iterator[Probe]:
+def _vector(device: torch.device, count: int, depth: int = 32) -> Iterator[Probe]:
     """Operators whose arithmetic may take longer than their bytes; see `cost.eager`."""
-    programs: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
-        "gelu": (F.gelu, POINTWISE["gelu"].ops),
-        "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), POINTWISE["gelu_tanh"].ops),
-        "silu": (F.silu, POINTWISE["silu"].ops),
-        "softmax": (lambda x: F.softmax(x, -1), ALONG["softmax"].ops),
-        "layer_norm": (lambda x: F.layer_norm(x, (512,)), ALONG["layer_norm"].ops),
+    programs: dict[str, tuple[Callable[[Tensor], Tensor], Pass]] = {
+        "gelu": (F.gelu, POINTWISE["gelu"]),
+        "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), POINTWISE["gelu_tanh"]),
+        "silu": (F.silu, POINTWISE["silu"]),
+        "softmax": (lambda x: F.softmax(x, -1), ALONG["softmax"]),
+        "layer_norm": (lambda x: F.layer_norm(x, (512,)), ALONG["layer_norm"]),
         "batch_norm": (
-            lambda x: F.batch_norm(x.view(-1, 32, 256), None, None, training=True),
-            ALONG["batch_norm"].ops,
+            lambda x: F.batch_norm(x.view(-1, 32, 256), None, None, training=True).view_as(x),
+            ALONG["batch_norm"],
         ),
     }
-    for name, (program, ops) in programs.items():
+    for name, (program, spec) in programs.items():
 
         def make(program=program) -> Run:
             x = torch.rand(count // 512, 512, device=device)
-            return lambda: program(x)
+            return _chain(lambda y, _: program(y), x, [x] * depth, [])
 
-        yield of("vector", f"{name} of {count:,}", make, flops=ops * count, bytes=8.0 * count)
+        yield of(
+            "vector",
+            f"{depth} of {name} of {count:,}",
+            make,
+            flops=(spec.ops + spec.back_ops) * count * depth,
+            bytes=4.0 * (2 + spec.more + spec.back) * count * depth,
+            count=(1 + spec.kernels) * depth,
+        )
 
 
 # --- attention and convolution ---------------------------------------------------------------------
@@ -201,18 +229,18 @@ def _convolution(device: torch.device, scale: int, quick: bool) -> Iterator[Prob
 
 
 def of_steps(
-    parameters: Callable[[int], list[nn.Parameter]], local: Callable[[Any], Tensor]
+    parameters: Callable[[int, int], list[nn.Parameter]], local: Callable[[Any], Tensor]
 ) -> Iterator[Probe]:
-    """Steps of models that are nothing but parameters.
+    """Steps of models that are nothing but parameters, and updates of large ones.
 
     Args:
-        parameters: makes so many small ones, as a sharded module holds them.
+        parameters: makes so many, of so many numbers each, as a sharded module holds them.
         local: the tensor that a rank computes with.
     """
     for count in (8, 32, 128):
 
         def make(count=count) -> Run:
-            held = parameters(count)
+            held = parameters(count, 4)
             optimizer = torch.optim.AdamW(held, lr=1e-6, fused=True)
 
             def run() -> None:
@@ -223,6 +251,17 @@ def of_steps(
             return run
 
         yield of("parameter", f"a step of {count} parameters", make, count=count)
+    for exponent in (18, 20):
+        count, size = 2**23 >> exponent, 2**exponent
+
+        def large(count=count, size=size) -> Run:
+            held = parameters(count, size)
+            for parameter in held:
+                parameter.grad = torch.ones_like(parameter)
+            return torch.optim.AdamW(held, lr=1e-6, fused=True).step
+
+        label = f"AdamW on {count} parameters of {size:,}"
+        yield of("update", label, large, bytes=28.0 * count * size)
 
 
 def of_conversions(convert: Callable[[Tensor], Tensor], device: torch.device) -> Iterator[Probe]:
