@@ -76,7 +76,7 @@ def test_a_formula_of_a_wrong_dimension_is_noticed() -> None:
 
 UNCHANGED = {"name", "source", "memory_bytes", "fused_pointwise", "ranks_per_node", "synchronous",
              "matmul_efficiency", "memory_efficiency", "efficiencies", "in_switch_reduction",
-             "in_switch_efficiency", "topology"}  # fmt: skip
+             "in_switch_efficiency", "topology", "measured"}  # fmt: skip
 
 
 def slowed(profile: Hardware | Link, by: float) -> Hardware | Link:
