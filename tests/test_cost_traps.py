@@ -5,17 +5,27 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
+import math
 import re
 from pathlib import Path
 
 import pytest
+import torch
 from models import mlp
 from rich.console import Console
 from torch import nn
 
 import autoshard
 from autoshard import Plan
+from autoshard.cost.calibration import calibrated
+from autoshard.cost.comm import collective_s, copy_s
+from autoshard.cost.fit import checked, linear, scale
 from autoshard.cost.hardware import load_hardware
+from autoshard.cost.model import Pricer
+from autoshard.errors import CalibrationError
+from autoshard.graph import TensorMeta
+from autoshard.mesh import Mesh
+from autoshard.placement import I, R
 from autoshard.plan_profile import changed_profile
 
 H100 = load_hardware("h100-sxm")
@@ -116,3 +126,83 @@ def test_small_batch_slow_link_n_ranks_slower_than_one_is_said_in_red() -> None:
     file = io.StringIO()
     free.report(Console(file=file, width=100))
     assert "SLOWER" not in file.getvalue()
+
+
+class ThreeTakers(nn.Module):
+    """The sum of a row-parallel product is wanted whole by three column-parallel ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(16, 16, bias=False)
+        self.q, self.k, self.v = (nn.Linear(16, 32, bias=False) for _ in range(3))
+        self.out = nn.Linear(32, 16, bias=False)
+
+    def forward(self, x):
+        x = self.down(x)
+        return self.out(self.q(x) * self.k(x) * self.v(x))
+
+
+def test_a_conversion_wanted_by_three_consumers_is_paid_once_forward_and_backward() -> None:
+    torch.manual_seed(0)
+    model, x = ThreeTakers(), torch.randn(4, 16)
+    splits = {"down.weight": "row", "[qkv].weight": "column", "out.weight": "row"}
+    sharded = autoshard.autoshard(model, 2, (x,), constraints=splits, hardware="l40s-pcie")
+    plan = sharded.plan
+    hidden = [c for c in plan.collectives if c.module == "down" or "all three" in c.reason]
+    assert [(c.kind, c.phase, c.count) for c in hidden] == [
+        ("all_reduce", "forward", 1),
+        ("all_reduce", "backward", 1),
+    ]
+    # Nothing else is moved but the last sum; local copies of slices are the rest of the time.
+    assert [c.module for c in plan.collectives if c not in hidden] == ["out"]
+    copies = copy_s(4 * 16 * 4 // 2, load_hardware("l40s-pcie"))
+    told = sum(c.count * c.time_s for c in plan.collectives)
+    assert told <= plan.cost.comm_s <= told + 3 * copies
+    code = sharded.graph_module.print_readable(print_output=False)
+    assert code.count("torch.ops.autoshard.partial_to_replicate") == 1
+
+
+def test_a_replicated_weight_meeting_a_sharded_activation_pays_its_gradient_reduction() -> None:
+    """Data parallelism is not free: every weight's gradient is summed, at its own size."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(64, 256), nn.LayerNorm(256), nn.Linear(256, 64))
+        x = torch.zeros(65536, 64)
+    whole = {"*": "replicated"}
+    plan = autoshard.plan(model, 4, (x,), search="all", constraints=whole, hardware="h100-sxm")
+    summed = {
+        c.tensor_shape for c in plan.collectives if c.phase == "backward" and c.kind == "all_reduce"
+    }
+    assert {tuple(w.shape) for w in plan.weights} <= summed
+    paid = sum(c.bytes * c.count for c in plan.collectives if c.phase == "backward")
+    assert paid >= sum(4 * math.prod(w.shape) for w in plan.weights)
+
+
+@pytest.mark.parametrize("split", [("dp",), ("tp",), ("dp", "tp")])
+def test_a_gradient_reduction_is_paid_on_every_axis_that_shards_the_activation(split) -> None:
+    mesh = Mesh.of({"dp": 2, "tp": 4})
+    pricer = Pricer(H100, mesh, train=True)
+    weight = TensorMeta((256, 64), "float32", True)
+    used = tuple(R if axis.name in split else I for axis in mesh.axes)
+    steps = pricer.conversion(weight, (I, I), used)
+    assert [(s.axis, s.kind, s.phase) for s in steps] == [
+        (a, "all_reduce", "backward") for a in split
+    ]
+    for step in steps:
+        assert step.bytes == 256 * 64 * 4
+        ranks, link = pricer.axis_link(step.axis)
+        assert step.time_s == collective_s("all_reduce", step.bytes, ranks, link) > 0
+
+
+@pytest.mark.parametrize("value", [None, 0, 0.0, -1e-6, math.nan, math.inf])
+def test_a_failed_or_missing_measurement_is_an_error_never_zero(value) -> None:
+    with pytest.raises(CalibrationError, match="no measurement"):
+        checked(value, "an all-reduce")
+    with pytest.raises(CalibrationError):
+        linear([(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)], [1e-3, value, 2e-3])
+    with pytest.raises(CalibrationError):
+        scale(lambda x: [x, x], [1e-3, value], 1e-6, 1.0)
+
+
+def test_a_calibration_without_measurements_is_an_error() -> None:
+    with pytest.raises(CalibrationError):
+        calibrated(H100, [])
