@@ -206,6 +206,10 @@ def _split_batch_norm(site: Site) -> Node:
     return site.ours("split_batch_norm", *given, momentum, eps, math.prod(shape) // shape[1])
 
 
+def _split_weight_norm(site: Site) -> Node:
+    return site.ours("split_weight_norm", *site.args[:2], site.arg(2, "dim", 0))
+
+
 EMITTERS: dict[str, Callable[[Site], Node]] = {
     "": _plain,
     "mean": _mean,
@@ -230,4 +234,5 @@ EMITTERS: dict[str, Callable[[Site], Node]] = {
     "split_rms_norm": _split_rms_norm,
     "split_group_norm": _split_group_norm,
     "split_batch_norm": _split_batch_norm,
+    "split_weight_norm": _split_weight_norm,
 }

@@ -160,13 +160,23 @@ def _locked(folded: Folded, rules: tuple[Rule | None, ...]) -> frozenset[tuple[i
 
 
 def _weights(folded: Folded, rules: tuple[Rule | None, ...]) -> frozenset[tuple[int, int]]:
-    """The results that are weights, or views and casts of one."""
+    """The results that are weights, or views and casts of one: no copies over a batch."""
     found = {(i, 0) for i, cls in enumerate(folded.classes) if cls.op.kind == "parameter"}
     for index, (cls, rule) in enumerate(zip(folded.classes, rules, strict=True)):
         single = len(cls.op.operands) == 1 and rule is not None and bool(rule.linear)
-        if single and all(s in found for s in folded.sources.get((index, 0), ((-1, 0),))):
+        if (
+            single
+            and not _grows(folded, index)
+            and all(s in found for s in folded.sources.get((index, 0), ((-1, 0),)))
+        ):
             found |= {(index, result) for result in range(len(cls.op.results))}
     return frozenset(found)
+
+
+def _grows(folded: Folded, index: int) -> bool:
+    """Whether an operator makes copies: its result has more elements than its operand."""
+    (given,), made = folded.operand_metas(index), folded.classes[index].op.results
+    return any(meta is not None and meta.numel > given.numel for meta in made)
 
 
 # --- the strategies of one class ----------------------------------------------------------------

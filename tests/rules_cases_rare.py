@@ -221,7 +221,7 @@ LOOKUPS = [
 
 NORMS = [
     case("_weight_norm", normal(12, 4, 3), normal(12, 1, 1)),
-    case("_weight_norm", normal(4, 12, 3), normal(1, 1, 3), 2, splits=False),
+    case("_weight_norm", normal(4, 12, 3), normal(1, 1, 3), 2),
     case("layer_norm", normal(4, 12, dtype=torch.bfloat16), [12], bound=0.02),
     case("rms_norm", normal(4, 12, dtype=torch.float32), [12], bound=1e-5),
     case("batch_norm", normal(4, 12, 3, 2), None, None, None, None, True, 0.1, 1e-3, True),

@@ -9,8 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from models import gpt2, llama, llama_8b, mlp
 from oracle import assert_sound, placements
+from torch import nn
 
 import autoshard
 from autoshard import InfeasibleError, Plan
@@ -183,3 +185,24 @@ def test_tensor_search_has_the_wider_optimum_among_its_baselines() -> None:
     wider = autoshard.plan(model, 2, (), kwargs, hardware="ideal", search="all")
     assert found.cost.baselines["all"].step_s == pytest.approx(wider.cost.step_s)
     assert found.cost.baselines["all"].step_s <= found.cost.step_s * (1 + 1e-9)
+
+
+class LearntQueries(nn.Module):
+    """Queries that are a parameter, copied over the batch, look at tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.proj = nn.Parameter(torch.randn(1, 4, 12)), nn.Linear(12, 12)
+        self.head = nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.proj(self.queries.expand(x.shape[0], -1, -1))
+        return self.head(torch.softmax(q @ x.transpose(1, 2), -1) @ x)
+
+
+def test_copies_of_a_weight_over_a_batch_make_no_weight_of_the_batch() -> None:
+    example = (torch.randn(8, 6, 12),)
+    found = autoshard.plan(LearntQueries(), 2, example, hardware="ideal", search="tensor")
+    split = {w.fqn: w.split for w in found.weights if len(w.shape) > 1}
+    assert "replicated" not in split.values(), split
+    assert not [c for c in found.choices if "matmul" in c.key and "S(0)" in c.strategy]

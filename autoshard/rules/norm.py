@@ -115,12 +115,17 @@ def _with_running(
 
 @DEFAULT.computed("aten._weight_norm.default")
 def _weight_norm(call: Call) -> Rule | None:
-    """Each slice of one dimension has a norm and a scale of its own."""
+    """Each slice of one dimension has a norm and a scale of its own; its squares may be split."""
     names, shape, dim = Names(), call.shape(0), call.int_arg(2, "dim", 0)
     if dim < 0 or len(call.shape(1)) != len(shape):
         return None
-    v = tuple([names.fresh(n) if i == dim else WHOLE for i, n in enumerate(shape)])
-    return Rule(names.items, (v, v), (v,), (frozenset({1}),), family="norm")
+    v = names.fresh_dims(shape)
+    g = tuple([d if i == dim else WHOLE for i, d in enumerate(v)])
+    why = (f"{_SLICE}; this sums the squares",)
+    inner = statistic(call.operands[0], (shape[dim],), *why, backward=(_BACK,))
+    specials = _specials("split_weight_norm", (*v[:dim], *v[dim + 1 :]), inner)
+    even = frozenset(v[dim])  # torch's kernel divides by the size
+    return Rule(names.items, (v, g), (v,), (frozenset({1}),), specials, "norm", even=even)
 
 
 # --- pooling and interpolation -------------------------------------------------------------------

@@ -114,6 +114,14 @@ def split_batch_norm(
     ]
 
 
+def split_weight_norm(comm: Communicator, xs: Tensors, scales: Tensors, dim: int) -> list[Tensor]:
+    """`_weight_norm`: what lies at each place of `dim` is scaled to a norm."""
+    over = [d for d in range(xs[0].dim()) if d != dim]
+    squares = [wide(x).square().sum(over, keepdim=True) for x in xs]
+    sums = partial_to_replicate(comm, squares)
+    return [(x * (g / s.sqrt())).to(x.dtype) for x, g, s in zip(xs, scales, sums, strict=True)]
+
+
 def _update(running: Tensor, statistic: Tensor, momentum: float) -> None:
     with torch.no_grad():
         running.mul_(1 - momentum).add_(statistic.to(running.dtype), alpha=momentum)
@@ -124,13 +132,21 @@ def _channels(weight: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 ALL: dict[str, Callable[..., list[Tensor]]] = {
-    f.__name__: f for f in (split_layer_norm, split_rms_norm, split_group_norm, split_batch_norm)
+    f.__name__: f
+    for f in (
+        split_layer_norm,
+        split_rms_norm,
+        split_group_norm,
+        split_batch_norm,
+        split_weight_norm,
+    )
 }
 
 SCHEMAS = {
     "split_layer_norm": "Tensor x, Tensor? weight, Tensor? bias, int dims, float eps, int count",
     "split_rms_norm": "Tensor x, Tensor? weight, int dims, float? eps, int count",
     "split_group_norm": "Tensor x, Tensor? weight, Tensor? bias, int groups, float eps, int count",
+    "split_weight_norm": "Tensor x, Tensor scale, int dim",
     "split_batch_norm": (
         "Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
         "Tensor(b!)? running_var, float momentum, float eps, int count"
