@@ -27,7 +27,7 @@ class Site:
         target, args, kwargs: what is called; tensors are nodes of the new graph.
         results, operands: the shapes that one rank holds.
         wholes: the operands' whole shapes.
-        axes: names of the mesh axes on which some operand is split.
+        axes: names of the mesh axes on which some operand or result is split.
         mesh: all axes.
         cuts: for each result, the dimension that is cut unevenly and its length in the whole; None where
             none is.

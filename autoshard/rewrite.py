@@ -147,7 +147,7 @@ class _Writer:
             results=self._local_shapes(op.results, strategy.results),
             operands=self._local_shapes(metas, strategy.operands),
             wholes=tuple(meta.shape for meta in metas),
-            axes=self._split_axes(strategy.operands),
+            axes=self._split_axes((*strategy.operands, *strategy.results)),
             mesh=self._mesh,
             cuts=self._uneven(op.results, strategy.results),
             taken=self._uneven(metas, strategy.operands),

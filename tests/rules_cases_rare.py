@@ -98,6 +98,8 @@ VIEWS = [
     case("view_as", normal(4, 12), normal(4, 3, 4, grad=False)),
     case("reshape_as", normal(24, 12), normal(4, 6, 12, grad=False)),
     case("ravel", normal(4, 12)),
+    case("expand", normal(4, 1), [4, 5]),
+    case("expand", normal(12), [5, 12]),
     case("expand_as", normal(4, 1), normal(4, 12, grad=False)),
     *_each("swapaxes swapdims", normal(4, 6, 12), 0, 2),
     *_each("moveaxis.int", normal(4, 6, 12), 0, -1),
