@@ -153,7 +153,7 @@ MODELS: dict[str, tuple[Callable[..., Built], tuple[str, ...]]] = {
 """Name → its builder, and its plans."""
 CASES = tuple((name, kind) for name, (_, kinds) in MODELS.items() for kind in kinds)
 _WHOLE = (("*", "replicated"),)
-_KINDS: dict[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {
+KINDS: dict[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {
     "replicated": ("tensor", "tensor", ()),
     "tensor": ("megatron", "tensor", ()),
     "sequence": ("all", "all", _WHOLE),
@@ -178,7 +178,7 @@ def plan_of(captured: Captured, kind: str, ranks: int) -> Plan:
 
     With such links it pays to split, and yet not to communicate for nothing.
     """
-    narrow, search, pinned = _KINDS[kind]
+    narrow, search, pinned = KINDS[kind]
     known = load_hardware("cpu-gloo")
     link = replace(
         known.intra,
@@ -193,7 +193,8 @@ def plan_of(captured: Captured, kind: str, ranks: int) -> Plan:
     survey = surveyed(captured.graph, options)
     decided = decide(captured.graph, replace(options, search=narrow), survey)
     if kind == "replicated":
-        decided = replace(replicated(decided)["replicated"], solution=decided.solution)
+        whole = replicated(decided, survey, options.pricer)["replicated"]
+        decided = replace(whole, solution=decided.solution)
     wide = decide(captured.graph, options, survey).strategies
     chosen = [
         found[index]

@@ -26,10 +26,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
@@ -206,6 +202,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--strict", action="store_true")
     options = parser.parse_args()
+    # What the ranks inherit: one thread each.
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     options.folder.mkdir(parents=True, exist_ok=True)
     needed = {"plan", "predict"} & set(options.phase)
     graphs = _graphs() if needed else {}
