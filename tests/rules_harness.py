@@ -487,6 +487,10 @@ def _check_gradients(
         assert_close(read(parts, gradient_of(state), what), whole, single.case.bound, what)  # type: ignore[arg-type]
 
 
+CRASH = ("aten._weight_norm.default",)
+"""Operators of torch that divide by the size of what they are given, and end the process where it is 0."""
+
+
 def _has_empty(single: Single, strategy: Strategy, wanted: Reference, n: int) -> bool:
     """Whether some rank has nothing of a tensor that is cut."""
     tensors = [*single.tensors, *(r for r in wanted.results if r is not None)]
@@ -516,6 +520,8 @@ def check(found: Case, ranks: Sequence[int] = (2, 3, 4, 5)) -> int:
                 f"{rule}: {'; '.join(map(str, choices))}"
             )
         for index, strategy in enumerate(choices):
+            if found.target in CRASH and _has_empty(single, strategy, wanted, n):
+                continue
             try:
                 execute(single, listed, index, wanted)
             except Exception as error:
