@@ -384,7 +384,7 @@ def test_verify_tells_masks_from_faults(options: dict[str, str]) -> None:
 def test_verify_finds_a_fault_beside_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     from autoshard.runtime import lowerings
 
-    wrong = lambda comm, xs, dim, blocks: [x * 2 for x in xs]  # noqa: E731
+    wrong = lambda comm, xs, dim, blocks, length: [x * 2 for x in xs]  # noqa: E731
     assert callable(lowerings.split_dropout)
     monkeypatch.setitem(simulated(), "shard_to_invariant", wrong)
     found = autoshard.verify(Drops(), 2, (torch.randn(6, 12),), **IDEAL_TENSOR)

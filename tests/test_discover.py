@@ -47,10 +47,12 @@ def bound(line: str, call: Call) -> Rule:
 
 
 def factors(rule: Rule) -> set[frozenset]:
+    """Where each factor is that the operator itself can be split by, without a program of its own."""
+    lowered = {special.factor for special in rule.specials if special.lowering}
     return {
         frozenset((is_result, which, dim) for is_result, which, dim, _ in places)
         for name, places in rule.places.items()
-        if not name.startswith(FIXED) and places
+        if not name.startswith(FIXED) and places and name not in lowered
     }
 
 

@@ -278,7 +278,7 @@ class Exhausted:
             else:
                 rule = self.survey.rules[index]
                 found = self.pricer.op_s(op, rule, strategy, metas, self.moves[op.name])
-                found += lowered_s(strategy, metas, self.pricer) if op.kind == "call" else 0.0
+                found += lowered_s(strategy, self.pricer) if op.kind == "call" else 0.0
             self.own[op.name, picked] = found
         return self.own[op.name, picked]
 
