@@ -6,6 +6,7 @@ be well-conditioned, or rounding alone would tell sharded from unsharded.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import warnings
@@ -162,7 +163,8 @@ class Draw:
             raise Skip from None
         if not all(map(_moderate, self.values.values())):
             for name, v in before.items():
-                self.values[name].copy_(v)
+                with contextlib.suppress(RuntimeError):  # expanded: what it shares is put back
+                    self.values[name].copy_(v)
             raise Skip
         self.steps.append(Step((), text, _names(text)))
 

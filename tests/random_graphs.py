@@ -35,7 +35,7 @@ from autoshard.mesh import Mesh
 from autoshard.placement import Partial, Shard
 from autoshard.planner import Decided
 from autoshard.rewrite import rewrite
-from autoshard.runtime.backend import SimulatorBackend
+from autoshard.runtime.backend import Backend, SimulatorBackend
 from autoshard.strategies import Strategies, derive, find_rules
 
 BOUND = 1e-9
@@ -177,29 +177,33 @@ def strategies(ready: Ready, ranks: int, search: str) -> Strategies:
     return derive(ready.folded, Mesh.of({"tp": ranks}), search=search, rules=ready.rules)
 
 
-def sharded(ready: Ready, decided: Decided) -> Outcome:
-    """What the ranks compute, on the simulator."""
-    backend, program = SimulatorBackend(), rewrite(ready.captured, decided)
-    model = ready.program.module()
-    arguments = dict(
-        zip([n for n, _ in ready.captured.inputs], ready.program.arguments(), strict=True)
-    )
-    held = _leaves(model, {})
-    tensors = []
+def sharded(ready: Ready, decided: Decided, backend: Backend) -> Outcome:
+    """What the ranks compute."""
+    program = rewrite(ready.captured, decided, backend.device)
+    model, arguments = ready.program.module(), ready.program.arguments()
+    stored = _leaves(model, {})
+    given = dict(zip([n for n, _ in ready.captured.inputs], arguments, strict=True))
+    held, tensors = {}, []
     for leaf in program.leaves:
+        name = leaf.op.name
         if leaf.op.kind == "input":
-            x = arguments[leaf.op.name]
+            x = given[name]
             tensors.append(x.view_as(x) if x.requires_grad and leaf.written else x)
         elif leaf.op.kind == "constant":
-            tensors.append(ready.captured.tensors[leaf.op.name].clone())
+            tensors.append(backend.to_device(ready.captured.tensors[name].clone()))
         else:
-            tensors.append(held[leaf.op.fqns[0]])
+            tensors.append(backend.hold(leaf, stored[leaf.op.fqns[0]]))
+            held[leaf.op.fqns[0]] = tensors[-1]
     torch.manual_seed(0)
     made = iter(backend.run(program, tensors, backend.compile(program)))
     values = [next(made) if isinstance(x, Ref) else x for x in ready.captured.outputs]
     outputs = {str(i): x for i, x in enumerate(values) if isinstance(x, Tensor)}
-    inputs = dict(zip(_names(ready.program), arguments.values(), strict=True))
-    return _outcome(outputs, _leaves(model, inputs))
+    found = _outcome(outputs, {**held, **dict(zip(_names(ready.program), arguments, strict=True))})
+    return Outcome(*({n: backend.whole(x) for n, x in part.items()} for part in _parts(found)))
+
+
+def _parts(found: Outcome) -> tuple[dict[str, Tensor], ...]:
+    return found.outputs, found.gradients, found.afterwards
 
 
 # --- comparing --------------------------------------------------------------------------------------
@@ -209,8 +213,8 @@ def difference(found: Outcome, wanted: Outcome, bound: float = BOUND) -> tuple[s
     """The first difference, as (kind, words); None where there is none."""
     grads = [float(g.abs().max()) for g in wanted.gradients.values() if g.numel()]
     floor = SMALL * max(grads, default=0.0)
-    for kind, low in (("outputs", 1e-4), ("afterwards", 1e-4), ("gradients", max(floor, 1e-4))):
-        ours, theirs = getattr(found, kind), getattr(wanted, kind)
+    kinds = ("output", 1e-4), ("gradient", max(floor, 1e-4)), ("afterwards", 1e-4)
+    for (kind, low), ours, theirs in zip(kinds, _parts(found), _parts(wanted), strict=True):
         for name in {**ours, **theirs}:
             wrong = _off(ours.get(name), theirs.get(name), low, bound)
             if wrong:
@@ -262,7 +266,13 @@ def placements(seed: int, per_graph: int) -> Iterator[tuple[int, str, int]]:
 
 
 def attempt(
-    ready: Ready, wanted: Outcome, ranks: int, search: str, choice: int, tally: Tally | None = None
+    ready: Ready,
+    wanted: Outcome,
+    ranks: int,
+    search: str,
+    choice: int,
+    tally: Tally | None = None,
+    backend: Backend | None = None,
 ) -> Fault | None:
     """Run one placement; the fault, if there is one."""
     program = ready.program
@@ -274,7 +284,9 @@ def attempt(
             return None
         if tally is not None:
             _count(tally, decided)
-        wrong = difference(sharded(ready, decided), wanted, bound_of(program))
+        wrong = difference(
+            sharded(ready, decided, backend or SimulatorBackend()), wanted, bound_of(program)
+        )
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a fault
         words = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         return Fault(program, ranks, search, choice, type(error).__name__, words)
