@@ -55,7 +55,7 @@ def rewrite(captured: Captured, decided: Decided, device: torch.device | None = 
     writer = _Writer(captured, decided, device)
     for op in captured.graph.ops:
         writer.write(op)
-    writer.graph.eliminate_dead_code()
+    writer.graph.eliminate_dead_code(lambda node: node in writer.writing or node.is_impure())
     writer.graph.lint()
     return Program(writer.graph, tuple(writer.leaves), decided.strategies.mesh, writer.layouts)
 
@@ -66,6 +66,7 @@ class _Writer:
     def __init__(self, captured: Captured, decided: Decided, device: torch.device | None) -> None:
         self.graph = Graph()
         self.leaves: list[Leaf] = []
+        self.writing: set[Node] = set()  # for a batch norm's schema does not say that it writes
         self.layouts: dict[Ref, tuple[Layout, Node]] = {}
         self._captured = captured
         self._decided = decided
@@ -158,6 +159,8 @@ class _Writer:
         made.meta = {
             k: source.meta[k] for k in ("stack_trace", "nn_module_stack") if k in source.meta
         }
+        if op.writes:
+            self.writing.add(made)
         self._results(op, strategy.results, made, source)
 
     def _with_bias(self, op: Op, source: Node, operands: list[Node]) -> Node | None:

@@ -240,16 +240,17 @@ def _off(a: Tensor | None, b: Tensor | None, floor: float, bound: float) -> str:
     return "" if error <= bound else f"is off by {error:.1e}"
 
 
-def bound_of(program: Program) -> float:
+def bound_of(ready: Ready) -> float:
     """The relative error allowed: looser where a program computes in float32."""
-    return 1e-4 if any(".float()" in step.text for step in program.steps) else BOUND
+    metas = [meta for op in ready.captured.graph.ops for meta in op.results if meta]
+    return 1e-4 if any(meta.dtype == "float32" for meta in metas) else BOUND
 
 
-def noisy(program: Program, wanted: Outcome) -> bool:
+def noisy(ready: Ready, wanted: Outcome) -> bool:
     """Whether noise of rounding's size alone makes such a difference: then nothing can be told."""
     for seed in range(3):
         try:
-            if difference(unsharded(program, NOISE, seed), wanted, 0.02 * bound_of(program)):
+            if difference(unsharded(ready.program, NOISE, seed), wanted, 0.02 * bound_of(ready)):
                 return True
         except RuntimeError:
             return True
@@ -285,7 +286,7 @@ def attempt(
         if tally is not None:
             _count(tally, decided)
         wrong = difference(
-            sharded(ready, decided, backend or SimulatorBackend()), wanted, bound_of(program)
+            sharded(ready, decided, backend or SimulatorBackend()), wanted, bound_of(ready)
         )
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a fault
         words = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -340,11 +341,22 @@ def run(seed: int, per_graph: int, tally: Tally) -> None:
         fault = attempt(ready, wanted, ranks, search, choice, tally)
         if fault is None:
             continue
-        if noisy(program, wanted):
+        if noisy(ready, wanted):
             tally.noisy.append(fault)
         else:
             tally.faults.append(fault)
         return
+
+
+def assert_placements_sound(program: Program, choices: int = 12) -> Tally:
+    """Run one program under many placements, on every number of ranks and in both searches."""
+    wanted, ready, tally = unsharded(program), prepared(program), Tally()
+    for ranks in RANKS:
+        for search in SEARCHES:
+            for choice in range(choices):
+                fault = attempt(ready, wanted, ranks, search, choice, tally)
+                assert fault is None, str(fault)
+    return tally
 
 
 def shrunk(fault: Fault, tries: int = 12, limit_s: float = 60.0) -> Fault:
@@ -370,7 +382,7 @@ def _shows(program: Program, fault: Fault, tries: int) -> Fault | None:
         return None
     for choice in range(tries):
         found = attempt(ready, wanted, fault.ranks, fault.search, choice)
-        if found is not None and found.kind == fault.kind and not noisy(program, wanted):
+        if found is not None and found.kind == fault.kind and not noisy(ready, wanted):
             return found
     return None
 

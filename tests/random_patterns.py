@@ -294,6 +294,7 @@ def writes(d: Draw) -> None:
     a = d.ranked(1)
     shape = d.shape(a)
     x = _memory(d, a)
+    shape = d.shape(x)
     b = d.value(lambda v: v.dim() <= len(shape) and tuple(v.shape) == shape[len(shape) - v.dim() :])
     n = shape[0]
     low = d.rng.randrange(n)
@@ -320,20 +321,24 @@ def _memory(d: Draw, a: str) -> str:
         return a
     new = f"torch.zeros({shape},dtype=torch.float64)"
     x = d.emit(
-        d.choice((f"{a}.clone()", f"{a}*1.0", new, f"{a}+0", f"torch.empty_like({a}).copy_({a})"))
-    )
-    if d.chance(0.4):
-        d.emit(
-            d.choice(
-                (
-                    f"{x}.view(-1)",
-                    f"{x}[0]",
-                    f"{x}.transpose(0,-1)",
-                    f"{x}.detach()",
-                    f"{x}.unsqueeze(0)",
-                )
+        d.choice(
+            (
+                f"{a}.clone()",
+                f"{a}*1.0",
+                new,
+                f"{a}+0",
+                f"torch.empty_like({a}).copy_({a})",
+                f"{a}.transpose(0,-1)+0",
             )
         )
+    )
+    if d.chance(0.4):
+        views = (
+            "{}.view(-1)", "{}[0]", "{}.transpose(0,-1)", "{}.detach()", "{}.unsqueeze(0)", "{}.reshape(-1)", "{}.mT.flatten()",
+            "{}.contiguous()",
+        )  # fmt: skip
+        seen = d.emit(d.choice(views).format(x))
+        return seen if d.shape(seen) and d.chance(0.4) else x
     return x
 
 

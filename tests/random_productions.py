@@ -438,7 +438,7 @@ def moved(d: Draw) -> None:
         f"torch.roll({a},1)", f"F.pad({a},{pads})", f"F.pad({a},{pads},value=0.5)", f"F.pad({a},(1,-1))",
         f"{a}.repeat({counts})", f"{a}.repeat_interleave({d.rng.randint(1, 3)},{dim})", f"{a}.tile({counts})",
         f"{a}.tril()", f"{a}.triu(1)", f"F.pad({a},(1,1),mode='{d.choice(('reflect', 'replicate', 'circular'))}')",
-        f"{a}.diff(dim={dim})", f"{a}.unfold({dim},2,1)", f"{a}.diagonal(0,0,-1)", f"torch.rot90({a},1,(0,-1))",
+        f"{a}.diff(dim={dim})", f"{a}.unfold({dim},2,1)", f"{a}.diagonal(0,0,-1)", f"torch.as_strided({a},(2,),(1,))", f"torch.rot90({a},1,(0,-1))",
     )))  # fmt: skip
 
 
@@ -462,7 +462,7 @@ def reduced(d: Draw) -> None:
         f"torch.logsumexp({a},{several})", f"{a}.prod({one}{keep})", f"({a}.square()+0.1).sqrt().norm(dim={dims}{keep})",
         f"torch.linalg.vector_norm({a}.square()+0.1,dim={dims}{keep})", f"torch.linalg.vector_norm({a}+0.01,1)",
         f"{a}.max({one}{keep})[0]", f"{a}.min({one}{keep})[0]", f"{a}.max()", f"{a}.min()", f"{a}.argmax({one}{keep})",
-        f"{a}.argmin({one})", f"{a}.argmax()", f"{a}.median({one})[0]", f"torch.var_mean({a},{dims},correction=0{keep})[0]",
+        f"{a}.argmin({one})", f"{a}.argmax()", f"{a}.contiguous().median({one})[0]", f"torch.var_mean({a},{dims},correction=0{keep})[0]",
         f"{a}.std({one})", f"{a}.norm()", f"torch.count_nonzero({a}>0.1,{one})", f"{a}.prod()", f"{a}.nansum({one})",
     )))  # fmt: skip
 

@@ -87,6 +87,16 @@ class Program:
     outputs: tuple[str, ...]
     repeats: int = 1
 
+    @staticmethod
+    def of(leaves: tuple[Leaf, ...], lines: str, *outputs: str) -> Program:
+        """A program written by hand: a line a step, `v1 = F.relu(v0)`."""
+        steps = []
+        for line in filter(None, map(str.strip, lines.splitlines())):
+            left, _, right = line.rpartition(" = ")
+            operands = tuple(dict.fromkeys(re.findall(r"\b[vwbxm]\d+\b", right)))
+            steps.append(Step(tuple(left.split(", ")) if left else (), right, operands))
+        return Program(1, leaves, tuple(steps), outputs)
+
     @property
     def inputs(self) -> tuple[Leaf, ...]:
         """The leaves that are arguments."""

@@ -13,8 +13,8 @@ import random_graphs
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from oracle import assert_sound
-from random_graphs import Tally, prepared
-from random_programs import Leaf, Program, Step
+from random_graphs import Tally
+from random_programs import Leaf, Program
 
 from autoshard import plan
 from autoshard.rules import DEFAULT
@@ -132,21 +132,20 @@ UNKNOWN = {
 
 def _program(line: str) -> Program:
     """A column and a row product with an operator between them that nobody knows."""
-    left, _, right = line.rpartition(" = ")
     leaves = (
         Leaf("x0", "input", (6, 12)),
         Leaf("w0", "parameter", (12, 12)),
         Leaf("w1", "parameter", (12, 12)),
         Leaf("b0", "buffer", (12,)),
     )
-    end = "v1" if left else "v0"
-    steps = (
-        Step(("v0",), "F.linear(x0,w0)", ("x0", "w0")),
-        Step((left,) if left else (), right, ("v0", "b0")),
-        Step(("v2",), f"{end} if {end}.shape[-1]==12 else {end}.t()", (end,)),
-        Step(("v3",), "F.linear(v2,w1)", ("v2", "w1")),
-    )
-    return Program(0, leaves, steps, ("v3",))
+    end = "v1" if " = " in line else "v0"
+    lines = f"""
+        v0 = F.linear(x0,w0)
+        {line}
+        v2 = {end} if {end}.shape[-1]==12 else {end}.t()
+        v3 = F.linear(v2,w1)
+    """
+    return Program.of(leaves, lines, "v3")
 
 
 @pytest.mark.parametrize("search", ["tensor", "all"])
@@ -159,10 +158,4 @@ def test_an_unknown_operator_is_sound_and_named(name: str, search: str) -> None:
     assert target in {fallback.op for fallback in found.fallbacks}
     if name != "random":  # there the oracle's two models would draw one after the other
         assert_sound(program.module(), program.arguments(), search=search)
-    tally = Tally()
-    wanted = random_graphs.unsharded(program)
-    for ranks in random_graphs.RANKS:
-        for choice in range(10):
-            fault = random_graphs.attempt(prepared(program), wanted, ranks, search, choice, tally)
-            assert fault is None, str(fault)
-    assert tally.splitting
+    assert random_graphs.assert_placements_sound(program).splitting

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from autoshard.capture.layouts import keep_layouts
 from autoshard.capture.memory import functionalize, updates_statistics, written
 from autoshard.capture.regions import inline_regions
 from autoshard.capture.simplify import SIMPLER, derive
@@ -33,6 +34,7 @@ def canonicalize(module: GraphModule, trained: Collection[str]) -> None:
     graph = module.graph
     inline_regions(module, trained)
     functionalize(graph)
+    keep_layouts(graph)
     for node in list(graph.nodes):
         if node.op == "call_function" and (change := _REWRITES.get(node.target)):
             change(graph, node)

@@ -23,6 +23,12 @@ _MAYBE_THE_SAME = frozenset({
 })  # fmt: skip
 """Operators that may give their operand back, or views of it, though their schema doesn't say so."""
 
+BY_STRIDES = frozenset({
+    aten.as_strided.default, aten.as_strided_.default, aten.as_strided_scatter.default,
+    aten.as_strided_copy.default,
+})  # fmt: skip
+"""Operators whose results depend on how their operand lies in memory."""
+
 
 class Memory:
     """The nodes of a graph, grouped by the memory they may share."""
@@ -178,13 +184,15 @@ def _call(graph: Graph, like: Node, target: object, args: tuple) -> Node:
 
 
 def pinned(graph: Graph) -> set[Node]:
-    """The calls that must run whole: all that make, or take part in, memory that is written to."""
+    """The calls that must run whole: all that take part in memory that is written to, or read by strides."""
     writers = [node for node in graph.nodes if written(node)]
-    if not writers:
+    readers = [node for node in graph.nodes if node.target in BY_STRIDES]
+    if not writers and not readers:
         return set()
     memory = Memory(graph)
     roots = {memory.root(node) for writer in writers for node in (writer, *written(writer))}
-    found: set[Node] = set(writers)
+    roots |= {memory.root(node.args[0]) for node in readers}
+    found: set[Node] = {*writers, *readers}
     for root in roots:
         # The first makes the memory: it may run as it likes, as long as its result is whole.
         found.update(n for n in memory.members[root] if _takes_part(n, memory, root))

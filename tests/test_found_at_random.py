@@ -1,0 +1,52 @@
+"""Faults that random programs have shown, each shrunk to its pattern and held to many placements."""
+
+from __future__ import annotations
+
+import pytest
+from random_graphs import assert_placements_sound
+from random_programs import Leaf, Program
+
+from autoshard.capture import capture
+
+X = Leaf("x0", "input", (12, 12), grad=True)
+Y = Leaf("x1", "input", (12, 12))
+W = Leaf("w0", "parameter", (12, 12))
+
+
+@pytest.mark.parametrize("view", ["reshape(-1)", "contiguous()", "flatten()", "t().reshape(-1)"])
+def test_writing_to_what_may_be_a_view_or_a_copy(view: str) -> None:
+    """In eager the sum is not contiguous, so that its reshape is a copy; a gathered one is contiguous."""
+    lines = f"""
+        v0 = F.linear(x0,w0)
+        v1 = v0.t()+x1.t()
+        v2 = v1.{view}
+        v2.mul_(2.0)
+    """
+    assert_placements_sound(Program.of((X, Y, W), lines, "v1", "v2"))
+
+
+@pytest.mark.parametrize("strides", ["(1,12)", "(12,1)"])
+def test_memory_read_by_strides(strides: str) -> None:
+    lines = f"""
+        v0 = F.linear(x0,w0)
+        v1 = v0.t()*2
+        v2 = torch.as_strided(v1,(3,4),{strides})
+        v3 = v2*v1.sum()
+    """
+    assert_placements_sound(Program.of((X, W), lines, "v3"))
+
+
+def test_memory_without_writes_or_strides_is_not_copied() -> None:
+    program = Program.of((X, W), "v0 = F.linear(x0,w0).t().reshape(-1)", "v0")
+    graph = capture(program.module(), program.arguments()).graph
+    assert [op.target for op in graph.ops if "clone" in op.target] == []
+
+
+def test_batch_norm_whose_result_nobody_takes() -> None:
+    """It still updates its running statistics."""
+    mean, var = Leaf("b0", "buffer", (12,)), Leaf("b1", "buffer", (12,), "positive")
+    lines = """
+        v0 = F.linear(x0,w0)
+        v1 = F.batch_norm(v0,b0,b1,None,None,True,0.1,0.1)
+    """
+    assert_placements_sound(Program.of((X, W, mean, var), lines, "v0"))
