@@ -42,6 +42,9 @@ def splits(rule: Rule, factor: str, blocks: int, n: int) -> bool:
     if blocks > 1 and factor in rule.contiguous:
         return False
     size = rule.size[factor]
+    others = next((given for name, given in rule.lengths if name == factor), ())
+    if not all(reaches(length, n) for length in others):
+        return False
     if size % (blocks * n) == 0:
         return size > blocks
     return blocks == 1 and factor in rule.uneven and reaches(size, n)

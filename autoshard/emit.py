@@ -127,6 +127,14 @@ def _group_norm(site: Site) -> None:
     site.args[1] = site.args[1] * site.operands[0][1] // site.wholes[0][1]
 
 
+def _nearest(site: Site) -> None:
+    """A size that was asked for becomes the rank's."""
+    size = site.arg(1, "output_size", None)
+    if size is not None:
+        scales = site.arg(2, "scale_factors", None)
+        site.args, site.kwargs = [site.args[0], list(site.results[0][-len(size) :]), scales], {}
+
+
 LOCAL_ARGUMENTS: dict[Any, Callable[[Site], None]] = {
     aten.view.default: _reshape,
     aten.reshape.default: _reshape,
@@ -158,6 +166,9 @@ LOCAL_ARGUMENTS: dict[Any, Callable[[Site], None]] = {
     aten.conv_transpose1d.default: _groups,
     aten.conv_transpose2d.input: _groups,
     aten.conv_transpose3d.input: _groups,
+    aten.upsample_nearest1d.vec: _nearest,
+    aten.upsample_nearest2d.vec: _nearest,
+    aten.upsample_nearest3d.vec: _nearest,
 }
 
 

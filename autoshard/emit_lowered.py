@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
+from autoshard import emit_space
 from autoshard.emit import Site
 
 aten = torch.ops.aten
@@ -235,4 +236,5 @@ EMITTERS: dict[str, Callable[[Site], Node]] = {
     "split_group_norm": _split_group_norm,
     "split_batch_norm": _split_batch_norm,
     "split_weight_norm": _split_weight_norm,
+    **emit_space.EMITTERS,
 }

@@ -89,6 +89,8 @@ def products(site: Site, traffic: Traffic) -> tuple[Work, ...]:
     """
     kind = kind_of(site)
     through = moved(site.operands, traffic.taken) + moved(site.results, traffic.made)
+    if site.lowering.startswith("halo_"):
+        through += 2 * site.operands[0]  # a slice and what it reads beside it are put together
     forward = Work(site.flops, through, site.dtype, kind)
     if not site.train or not any(site.grads):
         return (forward,)

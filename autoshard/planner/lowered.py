@@ -45,8 +45,8 @@ def reductions(strategy: Strategy, pricer: Pricer) -> list[tuple[Step, Inner]]:
         if inner.phase == "backward" and not pricer.train:
             continue
         axis = pricer.mesh.axes[_axis(strategy)].name
-        size = itemsize(inner.dtype) * math.prod(inner.shape)
         ranks, link = pricer.axis_link(axis)
+        size = itemsize(inner.dtype) * math.prod(inner.shape) * (ranks if inner.per_rank else 1)
         seconds = collective_s(inner.kind, size, ranks, link)
         found.append((Step(axis, inner.kind, inner.phase, size, seconds), inner))
     return found

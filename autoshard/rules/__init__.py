@@ -8,13 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from autoshard.rules import attention, contraction, indexing, loss, norm, pointwise, reduction, view
+from autoshard.rules import (
+    attention,
+    contraction,
+    indexing,
+    loss,
+    norm,
+    pointwise,
+    reduction,
+    space,
+    view,
+)
 from autoshard.rules.registry import DEFAULT, register
 from autoshard.rules.rule import Call, Dim, Rule, Special
 
 __all__ = ["DEFAULT", "Call", "Dim", "Rule", "Special", "discover", "register"]
 
-_TABLES = (attention, contraction, indexing, loss, norm, pointwise, reduction, view)
+_TABLES = (attention, contraction, indexing, loss, norm, pointwise, reduction, space, view)
 
 
 def discover(op: Any, example: Sequence[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Operators that multiply and sum: linear, matrix products, einsum, convolution."""
+"""Operators that multiply and sum: linear, matrix products, einsum."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autoshard.rules.pointwise import linear_in
 from autoshard.rules.registry import DEFAULT
-from autoshard.rules.rule import WHOLE, Call, Dim, Dims, Names, Operand, Rule, Special, whole
+from autoshard.rules.rule import WHOLE, Call, Dim, Dims, Names, Rule, Special, whole
 from autoshard.rules.template import Template
 
 BILINEAR = (frozenset({0}), frozenset({1}))
@@ -120,36 +120,6 @@ def _grouped(call: Call) -> Rule | None:
 def _aligned(names: Names, size: int) -> Dim:
     """A dimension cut in multiples of 8 elements: torch's kernel wants rows on 16 bytes."""
     return names.fresh(size // 8) + names.fixed(8) if size % 8 == 0 else WHOLE
-
-
-_CONV = "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv1d.padding aten.conv2d.padding"
-_CONV_TRANSPOSED = (
-    "aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input"
-)
-
-
-@DEFAULT.computed(f"{_CONV} {_CONV_TRANSPOSED}")
-def _convolution(call: Call) -> Rule | None:
-    """Batch, groups, and channels inside each group are factors; space stays whole.
-
-    A weight is `[(g o), i, …]`, or `[(g i), o, …]` where transposed; the input's channels are `(g i)`
-    and the result's `(g o)`. Capture splits a bias off; where one is left, `i` may not be split.
-    """
-    x, w, names = call.shape(0), call.shape(1), Names()
-    lead = len(x) - len(w) + 1  # 0 for an input without a batch dimension
-    groups, biased = call.int_arg(6, "groups", 1), isinstance(call.arg(2, "bias"), Operand)
-    batch, group = names.fresh_dims(x[:lead]), names.fresh(groups)
-    inner = names.fixed(x[lead] // groups) if biased else names.fresh(x[lead] // groups)
-    outer, space = names.fresh(call.out[lead] // groups), (WHOLE,) * (len(w) - 2)
-    transposed = call.target in _CONV_TRANSPOSED
-    weight = (group + inner, outer) if transposed else (group + outer, inner)
-    operands = ((*batch, group + inner, *space), (*weight, *space))
-    if biased:
-        operands += ((group + outer,),)
-    result = (*batch, group + outer, *space)
-    linear = () if biased else BILINEAR
-    even = frozenset(group)
-    return Rule(names.items, operands, (result,), linear, family="contraction", even=even)
 
 
 # --- products that know more than their factors ---------------------------------------------------

@@ -1,4 +1,4 @@
-"""Normalisations and pooling.
+"""Normalisations.
 
 Where a normalised dimension is split, the ranks reduce its sum and sum of squares, and each normalises
 its own slice.
@@ -126,31 +126,3 @@ def _weight_norm(call: Call) -> Rule | None:
     specials = _specials("split_weight_norm", (*v[:dim], *v[dim + 1 :]), inner)
     even = frozenset(v[dim])  # torch's kernel divides by the size
     return Rule(names.items, (v, g), (v,), (frozenset({1}),), specials, "norm", even=even)
-
-
-# --- pooling and interpolation -------------------------------------------------------------------
-
-_POOL = """
-    max_pool1d.default max_pool2d.default max_pool3d.default max_pool2d_with_indices.default
-    avg_pool1d.default avg_pool2d.default avg_pool3d.default
-    adaptive_avg_pool1d.default adaptive_avg_pool2d.default adaptive_avg_pool3d.default
-    adaptive_max_pool1d.default adaptive_max_pool2d.default
-    upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec
-    upsample_bilinear2d.vec upsample_bicubic2d.vec upsample_trilinear3d.vec
-    _upsample_nearest_exact2d.vec _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec
-"""
-
-
-@DEFAULT.computed(" ".join(f"aten.{name}" for name in _POOL.split()))
-def _pool(call: Call) -> Rule:
-    """Batch and channels are independent; space is pooled or stretched."""
-    names, shape = Names(), call.shape(0)
-    space = next(
-        int(a)
-        for a, b in zip(call.target, call.target[1:], strict=False)
-        if a.isdigit() and b == "d"
-    )
-    lead = names.fresh_dims(shape[:-space])
-    dims = (*lead, *((WHOLE,) * space))
-    linear = (frozenset({0}),) if "max" not in call.target else ()
-    return Rule(names.items, (dims,), (dims,) * len(call.results), linear, family="reduction")

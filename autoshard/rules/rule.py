@@ -35,10 +35,11 @@ class Inner:
     """A collective inside a lowering, as prices and reports see it.
 
     Attributes:
-        kind: "all_reduce" or "all_gather".
+        kind: "all_reduce", "all_gather" or "reduce_scatter".
         phase: "forward" or "backward".
         shape, dtype: of the whole tensor that it moves.
         reason: why it runs.
+        per_rank: whether `shape` is what each rank has a part of its own of, one after another.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Inner:
     shape: tuple[int, ...]
     dtype: str
     reason: str
+    per_rank: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,9 @@ class Rule:
         contiguous: factors that cannot be cut in blocks, only contiguously.
         locked: operands that must be used as they are, for the operator writes to them.
         even: factors that can only be cut evenly, for an argument holds the size of a slice.
-        joint: factors that are whole dimensions made of others, as query heads are of (kv g), with their
-            places: a second way to cut what the others are parts of.
+        joint: factors named beside the dims, with their places: whole dimensions made of other factors, as
+            query heads are of (kv g), and whole dimensions of different lengths, as space is.
+        lengths: for factors whose dimension is of another length in some place: those lengths.
         noise: whether its result is the rounding error of its operands, as a norm of single elements
             is: only the whole program, run as it would unsharded, has the same.
     """
@@ -96,6 +99,7 @@ class Rule:
     locked: frozenset[int] = frozenset()
     even: frozenset[str] = frozenset()
     joint: tuple[tuple[str, tuple[Place, ...]], ...] = ()
+    lengths: tuple[tuple[str, tuple[int, ...]], ...] = ()
     noise: bool = False
 
     def __post_init__(self) -> None:

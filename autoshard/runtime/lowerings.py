@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from autoshard.runtime import split_losses, split_norms, split_reductions
+from autoshard.runtime import halo, split_losses, split_norms, split_reductions
 from autoshard.runtime.communicator import Communicator
 from autoshard.runtime.slicing import chunk
 
@@ -222,7 +222,7 @@ ALL: dict[str, Callable[..., list[Tensor]]] = {
         causal_queries,
         grouped_queries,
     )
-} | {**split_losses.ALL, **split_norms.ALL, **split_reductions.ALL}
+} | {**halo.ALL, **split_losses.ALL, **split_norms.ALL, **split_reductions.ALL}
 
 SCHEMAS = {
     "expert_products": "Tensor x, Tensor weight, Tensor ends",
@@ -242,6 +242,7 @@ SCHEMAS = {
     "causal_queries": (
         "Tensor q, Tensor k, Tensor v, float dropout_p, float? scale, bool enable_gqa, int queries"
     ),
+    **halo.SCHEMAS,
     **split_losses.SCHEMAS,
     **split_norms.SCHEMAS,
     **split_reductions.SCHEMAS,

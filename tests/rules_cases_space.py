@@ -1,0 +1,46 @@
+"""Cases of operators over space: kernels wider than a slice, strides that leave a remainder, padding of either end."""
+
+from __future__ import annotations
+
+from rules_harness import case, normal
+
+SPACE = [
+    case("conv1d", normal(2, 3, 20), normal(4, 3, 5), None, [1], [2]),
+    case("conv1d", normal(2, 3, 20), normal(4, 3, 3), normal(4), [2], [1]),
+    case("conv1d", normal(3, 21), normal(4, 3, 4), normal(4), [3], [0], [2]),
+    case("conv1d", normal(2, 4, 12), normal(4, 2, 9), None, [1], [4], [1], 2),
+    case("conv1d", normal(2, 3, 25), normal(4, 3, 1), None, [4]),
+    case("conv1d.padding", normal(2, 3, 15), normal(4, 3, 4), None, [1], "same", [2]),
+    case("conv1d.padding", normal(2, 3, 15), normal(4, 3, 4), normal(4), [1], "valid"),
+    case("conv2d", normal(1, 3, 20, 10), normal(4, 3, 3, 5), normal(4), [2, 1], [1, 2], [1, 1]),
+    case("conv2d", normal(1, 3, 24, 12), normal(5, 3, 4, 4), None, [4, 4]),
+    case("conv2d.padding", normal(1, 3, 10, 12), normal(5, 3, 4, 2), None, [1, 1], "same"),
+    case("conv3d", normal(1, 2, 10, 6, 5), normal(3, 2, 3, 3, 3), None, [1, 2, 1], [1, 1, 1]),
+    case("conv_transpose1d", normal(2, 3, 11), normal(3, 4, 4), normal(4), [2], [1]),
+    case("conv_transpose1d", normal(3, 10), normal(3, 4, 3), None, [2], [1], [1], 1, [2]),
+    case("conv_transpose1d", normal(2, 3, 10), normal(3, 4, 1), normal(4), [3], [0], [2]),
+    case(
+        "conv_transpose2d.input", normal(1, 3, 10, 5), normal(3, 4, 2, 3), normal(4), [2, 1], [0, 1]
+    ),
+    case(
+        "conv_transpose3d.input",
+        normal(1, 2, 5, 4, 3),
+        normal(2, 3, 3, 3, 3),
+        None,
+        [2, 1, 1],
+        [1, 1, 0],
+    ),
+    case("max_pool1d", normal(2, 3, 21), [3], [2], [1]),
+    case("max_pool1d", normal(3, 20), [3], [2], [1], [2]),
+    case("max_pool2d", normal(1, 3, 11, 10), [3, 2], [2, 2], [1, 0], [1, 1], True),
+    case("max_pool2d", normal(1, 2, 20, 10), 3, 1, 1),
+    case("max_pool3d", normal(1, 2, 10, 6, 5), [3, 3, 3], [2, 2, 1], [1, 1, 1]),
+    case("avg_pool1d", normal(2, 3, 21), [3], [2], [1]),
+    case("avg_pool2d", normal(1, 3, 20, 10), [3, 2], [2, 2], [1, 0], False, True, 5),
+    case("avg_pool2d", normal(1, 3, 10, 10), [3, 3], [1, 1], [0, 1], True, False),
+    case("avg_pool3d", normal(1, 2, 10, 4, 6), [3, 2, 2], [1, 2, 2]),
+    case("adaptive_avg_pool2d", normal(2, 3, 5, 4), [1, 2]),
+    case("upsample_nearest1d.vec", normal(2, 3, 5), [20], None),
+    case("upsample_nearest2d.vec", normal(1, 3, 10, 4), None, [2.0, 4.0]),
+    case("upsample_nearest2d.vec", normal(1, 3, 10, 4), [30, 8], None),
+]
