@@ -92,9 +92,10 @@ class Program:
         """A program written by hand: a line a step, `v1 = F.relu(v0)`."""
         steps = []
         for line in filter(None, map(str.strip, lines.splitlines())):
-            left, _, right = line.rpartition(" = ")
+            before = (re.match(r"with .*?: ", line) or [""])[0]
+            left, _, right = line.removeprefix(before).rpartition(" = ")
             operands = tuple(dict.fromkeys(re.findall(r"\b[vwbxm]\d+\b", right)))
-            steps.append(Step(tuple(left.split(", ")) if left else (), right, operands))
+            steps.append(Step(tuple(left.split(", ")) if left else (), right, operands, before))
         return Program(1, leaves, tuple(steps), outputs)
 
     @property

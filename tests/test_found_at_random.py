@@ -50,3 +50,16 @@ def test_batch_norm_whose_result_nobody_takes() -> None:
         v1 = F.batch_norm(v0,b0,b1,None,None,True,0.1,0.1)
     """
     assert_placements_sound(Program.of((X, W, mean, var), lines, "v0"))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "v0 = torch.empty_like(x0).copy_(x0)\nv0[1]=v0[0]\nwith torch.no_grad(): v1 = v0*v0",
+        "v0 = x0.t()*2\nv0[0:].copy_(v0[0:])\nwith torch.no_grad(): v1 = F.linear(v0,w0)",
+        "with torch.no_grad(): v1 = x0.amax()\nv0 = x0.mT\nv2 = torch.empty_like(v0).copy_(v0)",
+    ],
+)
+def test_writing_beside_a_block_without_gradients(lines: str) -> None:
+    """Export forgets users of what is written to where it cuts such a block out."""
+    assert_placements_sound(Program.of((X, W), lines, "v0", "v1"))

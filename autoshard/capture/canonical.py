@@ -32,6 +32,7 @@ def canonicalize(module: GraphModule, trained: Collection[str]) -> None:
         trained: names of the placeholders that take a gradient.
     """
     graph = module.graph
+    _complete_users(module)
     inline_regions(module, trained)
     functionalize(graph)
     keep_layouts(graph)
@@ -39,6 +40,14 @@ def canonicalize(module: GraphModule, trained: Collection[str]) -> None:
         if node.op == "call_function" and (change := _REWRITES.get(node.target)):
             change(graph, node)
     _drop_unused(graph)
+
+
+def _complete_users(module: GraphModule) -> None:
+    """Let every node know its users: export forgets some where it cuts a graph into regions."""
+    for part in module.modules():
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            for source in node.all_input_nodes:
+                source.users.setdefault(node)
 
 
 def _drop_unused(graph: Graph) -> None:
