@@ -41,6 +41,9 @@ def splits(rule: Rule, factor: str, blocks: int, n: int) -> bool:
         return False
     if blocks > 1 and factor in rule.contiguous:
         return False
+    other = dict(rule.instead).get(factor)
+    if other is not None and splits(rule, other, 1, n):
+        return False
     size = rule.size[factor]
     others = next((given for name, given in rule.lengths if name == factor), ())
     if not all(reaches(length, n) for length in others):

@@ -27,6 +27,7 @@ class Site:
         target, args, kwargs: what is called; tensors are nodes of the new graph.
         results, operands: the shapes that one rank holds.
         wholes: the operands' whole shapes.
+        made: the results' whole shapes.
         axes: names of the mesh axes on which some operand or result is split.
         mesh: all axes.
         cuts: for each result, the dimension that is cut unevenly and its length in the whole; None where
@@ -45,6 +46,7 @@ class Site:
     mesh: Mesh
     cuts: tuple[tuple[int, int] | None, ...] = ()
     taken: tuple[tuple[int, int] | None, ...] = ()
+    made: tuple[Shape, ...] = ()
 
     def arg(self, index: int, name: str, default: Any) -> Any:
         """The argument at `index`, or by `name`, or `default`."""

@@ -211,6 +211,16 @@ def _split_weight_norm(site: Site) -> Node:
     return site.ours("split_weight_norm", *site.args[:2], site.arg(2, "dim", 0))
 
 
+def _recut(site: Site) -> Node:
+    """A view between cuts that do not meet."""
+    before = next(d for d, n in enumerate(site.wholes[0]) if n != site.operands[0][d])
+    shape = site.made[0]
+    dim = next(d for d, n in enumerate(shape) if n != site.results[0][d])
+    parts = (site.wholes[0][before], shape[dim])
+    rows = math.prod(site.wholes[0][:before])
+    return site.ours("recut", site.args[0], rows, *parts, list(shape), dim)
+
+
 EMITTERS: dict[str, Callable[[Site], Node]] = {
     "": _plain,
     "mean": _mean,
@@ -236,5 +246,6 @@ EMITTERS: dict[str, Callable[[Site], Node]] = {
     "split_group_norm": _split_group_norm,
     "split_batch_norm": _split_batch_norm,
     "split_weight_norm": _split_weight_norm,
+    "recut": _recut,
     **emit_space.EMITTERS,
 }

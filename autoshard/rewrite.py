@@ -152,6 +152,7 @@ class _Writer:
             mesh=self._mesh,
             cuts=self._uneven(op.results, strategy.results),
             taken=self._uneven(metas, strategy.operands),
+            made=tuple(meta.shape if meta else () for meta in op.results),
         )
         if source.target in LOCAL_ARGUMENTS and not strategy.lowering:
             LOCAL_ARGUMENTS[source.target](site)

@@ -261,7 +261,7 @@ def _call(space: _Space, index: int) -> list[Strategy]:
     if rule is None:
         return found
     found += [
-        _split(rule, factor, k, metas, op.results)
+        _split(rule, factor, k, space.n, metas, op.results)
         for factor, _ in rule.sizes
         for k in space.blocks(index, factor)
     ]
@@ -286,6 +286,7 @@ def _split(
     rule: Rule,
     factor: str,
     blocks: int,
+    n: int,
     metas: tuple[TensorMeta, ...],
     results: tuple[TensorMeta | None, ...],
 ) -> Strategy:
@@ -297,6 +298,6 @@ def _split(
     special = next((s for s in rule.specials if s.factor == factor), None)
     for which, state in enumerate(special.results if special else ()):
         made[which] = {"I": I, "P": P}.get(state, made[which])
-    lowering, inner = (special.lowering, special.inner) if special else ("", ())
+    lowering, inner = (special.lowering, special.on(n)) if special else ("", ())
     operands, layouts = tuple((w,) for w in wants), tuple((m,) for m in made)
     return Strategy(operands, layouts, lowering, factor, inner)

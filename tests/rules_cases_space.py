@@ -44,3 +44,16 @@ SPACE = [
     case("upsample_nearest2d.vec", normal(1, 3, 10, 4), None, [2.0, 4.0]),
     case("upsample_nearest2d.vec", normal(1, 3, 10, 4), [30, 8], None),
 ]
+
+RECUT = [
+    case("view", normal(2, 3, 28), [2, 3, 7, 4]),
+    case("view", normal(2, 3, 56), [2, 3, -1, 4]),
+    case("view", normal(3, 5, 2), [15, 2]),
+    case("reshape", normal(2, 3, 14, 4), [2, 3, 56]),
+    case("reshape", normal(2, 9, 2), [6, 6]),
+    case("reshape", normal(15, 4), [3, 5, 4]),
+    case("reshape", normal(5, 14, 3), [5, 7, 6]),
+    case("flatten.using_ints", normal(2, 9, 4), 1, 2),
+    case("unflatten.int", normal(4, 20), -1, [5, -1]),
+]
+"""Views of whole parts, as heads are, that no number of ranks divides."""

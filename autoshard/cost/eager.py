@@ -180,7 +180,7 @@ def _gather(site: Site, traffic: Traffic) -> Kernels:
 def _view(site: Site, traffic: Traffic) -> Kernels:
     """A view is a launch at most; backward, what was cut is padded and what was split is joined."""
     result, whole, stem = sum(site.results), site.operands[0] if site.operands else 0, _stem(site)
-    copied = 2 * result if traffic.copies else 0
+    copied = 2 * result if traffic.copies or site.lowering == "recut" else 0
     back = {
         "slice": whole + 2 * result,
         "narrow": whole + 2 * result,

@@ -112,7 +112,7 @@ class Pricer:
             tuple([meta.grad for meta in operands]),
             results[0] // size if results else 0,
             size,
-            self._flops(op, rule, operands) / self._share(strategy),
+            self._flops(op, rule, operands) / self._share(op, rule, strategy, operands),
             dtype,
             self.train and any(meta is not None and meta.grad for meta in op.results),
         )
@@ -128,12 +128,28 @@ class Pricer:
             ]
         )
 
-    def _share(self, strategy: Strategy) -> int:
-        """How many ranks share the arithmetic."""
+    def _share(
+        self,
+        op: Op,
+        rule: Rule | None,
+        strategy: Strategy,
+        operands: tuple[TensorMeta, ...],
+    ) -> float:
+        """How many ranks share the arithmetic.
+
+        Of attention whose values are split by width, each rank makes all scores.
+        """
         split = 1
         for axis, size in enumerate(self.mesh.sizes):
             layouts = (*strategy.operands, *strategy.results)
             split *= size if any(isinstance(lay[axis], Shard) for lay in layouts) else 1
+        made = strategy.results[0] if strategy.results else ()
+        result = op.results[0]
+        if rule and rule.family == "attention" and result is not None:
+            last = len(result.shape) - 1
+            if any(isinstance(p, Shard) and p.dim == last for p in made):
+                scores, values = operands[0].shape[-1], result.shape[-1]
+                return (scores + values) / (scores + values / split)
         return split
 
     def _flops(self, op: Op, rule: Rule | None, operands: tuple[TensorMeta, ...]) -> float:

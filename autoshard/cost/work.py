@@ -99,6 +99,14 @@ def products(site: Site, traffic: Traffic) -> tuple[Work, ...]:
     return (forward,) * (1 + sum(site.grads))
 
 
+def recut(site: Site) -> tuple[Work, ...]:
+    """A view that puts slices together anew, and takes their gradients apart; others move nothing."""
+    if site.lowering != "recut":
+        return ()
+    copied = Work(0.0, 2 * site.results[0], site.dtype)
+    return (copied, copied) if site.train and any(site.grads) else (copied,)
+
+
 def reduces_statistics(site: Site) -> bool:
     """Whether it waits for statistics of all ranks, and goes over its operand once more for each."""
     return site.lowering.startswith("split_") and site.family in ("reduction", "norm")
@@ -110,7 +118,7 @@ def fused(site: Site, traffic: Traffic) -> tuple[Work, ...]:
     Backward, an elementwise operator reads its results' gradients and what it took, and writes gradients.
     """
     if site.family == "view":
-        return ()
+        return recut(site)
     if site.flops:
         return products(site, traffic)
     read, written = moved(site.operands, traffic.taken), moved(site.results, traffic.made)

@@ -11,7 +11,7 @@ A factor that is reduced in any other way than by a sum must be written `·`, or
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,13 +58,17 @@ class Special:
         factor: the factor that is split.
         lowering: name of the program in `autoshard.runtime.lowerings`; "" runs the operator itself.
         results: a state for each result as text ("I", "P"), where it is not the usual one; "" is.
-        inner: the collectives that the lowering runs.
+        inner: the collectives that the lowering runs, or a function from the number of ranks to them.
     """
 
     factor: str
     lowering: str
     results: tuple[str, ...] = ()
-    inner: tuple[Inner, ...] = ()
+    inner: tuple[Inner, ...] | Callable[[int], tuple[Inner, ...]] = ()
+
+    def on(self, ranks: int) -> tuple[Inner, ...]:
+        """The collectives that the lowering runs on so many ranks."""
+        return self.inner(ranks) if callable(self.inner) else self.inner
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class Rule:
         joint: factors named beside the dims, with their places: whole dimensions made of other factors, as
             query heads are of (kv g), and whole dimensions of different lengths, as space is.
         lengths: for factors whose dimension is of another length in some place: those lengths.
+        instead: (factor, other) pairs: the factor is cut where the other cannot be, and only there.
         noise: whether its result is the rounding error of its operands, as a norm of single elements
             is: only the whole program, run as it would unsharded, has the same.
     """
@@ -100,6 +105,7 @@ class Rule:
     even: frozenset[str] = frozenset()
     joint: tuple[tuple[str, tuple[Place, ...]], ...] = ()
     lengths: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    instead: tuple[tuple[str, str], ...] = ()
     noise: bool = False
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from autoshard.rules.pointwise import aligned, linear_in
+from autoshard.rules.recut import recuts
 from autoshard.rules.registry import DEFAULT
 from autoshard.rules.rule import WHOLE, Call, Dim, Dims, Names, Rule
 
@@ -100,7 +101,19 @@ def _reshape(call: Call) -> Rule | None:
         return None
     names = Names()
     x, y = common_factors(names, call.shape(0), call.out)
-    return Rule(names.items, (x, y)[: len(call.operands)], (y,), FIRST, family="view")
+    anew = recuts(call, names, x, y)
+    return Rule(
+        names.items,
+        (x, y)[: len(call.operands)],
+        (y,),
+        FIRST,
+        anew.specials,
+        "view",
+        contiguous=anew.names,
+        joint=anew.joint,
+        lengths=anew.lengths,
+        instead=anew.instead,
+    )
 
 
 @DEFAULT.computed("aten.expand.default aten.broadcast_to.default aten.expand_as.default")

@@ -8,6 +8,7 @@ the operand is padding. The ranks' slices are those of `torch.chunk`, of the ope
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -136,6 +137,36 @@ def halo_pool(
     return _own(comm, found, dim, made)
 
 
+def recut(
+    comm: Communicator,
+    xs: Tensors,
+    rows: int,
+    parts: int,
+    anew: int,
+    shape: Sequence[int],
+    dim: int,
+) -> list[Tensor]:
+    """A view to `shape`, of whose dimension `dim` each rank has whole parts, other ones than it had.
+
+    Args:
+        comm, xs: as everywhere.
+        rows: the product of the dimensions before the one that is split.
+        parts, anew: how many parts the rest is cut in, before and afterwards.
+        shape: of the whole result.
+        dim: of the result, with `anew` parts.
+    """
+    length = math.prod(shape) // rows
+    own = [chunk(anew, rank, comm.size) for rank in range(comm.size)]
+    each = length // anew
+    ranges = [(start * each, (start + count) * each) for start, count in own]
+    flat = [x.reshape(rows, x.numel() // rows) for x in xs]
+    read = _read(comm, flat, 1, length, ranges, each=length // parts)
+    return [
+        x.reshape([own[rank][1] if i == dim else n for i, n in enumerate(shape)])
+        for x, rank in zip(read, comm.ranks, strict=True)
+    ]
+
+
 # --- ranges -------------------------------------------------------------------------------------
 
 
@@ -162,10 +193,17 @@ def _read(
     length: int,
     ranges: Sequence[Range],
     padding: float = 0.0,
+    each: int = 1,
 ) -> list[Tensor]:
-    """Each rank's range of a dimension of `length` that is split; `padding` where it goes outside."""
+    """Each rank's range of a dimension of `length` that is split, in whole parts of `each`.
+
+    What lies outside of the dimension is `padding`.
+    """
     n = comm.size
-    cuts = [chunk(length, rank, n) for rank in range(n)]
+    cuts = [
+        (start * each, count * each)
+        for start, count in (chunk(length // each, r, n) for r in range(n))
+    ]
     ends = [start + count for start, count in cuts]
     needs = [
         (max(start - max(first, 0), 0), max(min(stop, length) - end, 0))
@@ -215,11 +253,12 @@ def _padded(x: Tensor, dim: int, start: int, wanted: Range, padding: float) -> T
 
 
 ALL: dict[str, Callable[..., list[Tensor]]] = {
-    f.__name__: f for f in (halo_convolution, halo_transposed, halo_pool)
+    f.__name__: f for f in (halo_convolution, halo_transposed, halo_pool, recut)
 }
 
 _SPLIT = "int axis, int length, int made"
 SCHEMAS = {
+    "recut": "Tensor x, int rows, int parts, int anew, int[] shape, int dim",
     "halo_convolution": (
         "Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] before, int[] after, int[] dilation, "
         f"int groups, {_SPLIT}"
