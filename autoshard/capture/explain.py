@@ -11,6 +11,7 @@ import torch
 from autoshard.errors import CaptureError
 
 _PYTHON = os.path.dirname(inspect.__file__)
+_LAYERS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "")
 _TORCH, _OURS = os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))
 
 _WHY = (
@@ -22,6 +23,7 @@ _WHY = (
             "Eq(u",
             "aten._local_scalar_dense",
             "aten.nonzero",
+            "DynamicOutputShape",
         ),
         "its path or the shapes of its tensors depend on the values of tensors",
         "Let the branch or shape depend on Python numbers, or compute both sides and use torch.where.",
@@ -64,12 +66,17 @@ def _first_line(error: Exception) -> str:
 
 
 def user_line(error: BaseException) -> str:
-    """The innermost line of the traceback that is neither Python's, nor torch's, nor ours."""
-    frames = [
+    """The innermost line of the traceback that is neither Python's, nor torch's, nor ours.
+
+    Where there is none, for the model has torch's own layers alone: the innermost in one of those.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [
         frame
-        for frame in traceback.extract_tb(error.__traceback__)
+        for frame in frames
         if not frame.filename.startswith((_TORCH, _OURS, "<")) and not _is_pythons(frame.filename)
     ]
+    frames = users or [frame for frame in frames if frame.filename.startswith(_LAYERS)]
     if not frames:
         return ""
     last = frames[-1]
