@@ -114,6 +114,8 @@ class Dimensions:
             assert rule is not None
             for k in sorted(blocks):
                 places = _places(folded, index, rule, factor)
+                if factor in rule.apart:  # whose dimension it is, the result says
+                    places = [place for place in places if place[0] == index]
                 where = [(made, result, dim, outer * k) for made, result, dim, outer in places]
                 self._items[index, factor, k] = where
                 for other in where[1:]:

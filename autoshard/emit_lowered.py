@@ -176,6 +176,17 @@ def _split_lookup(site: Site) -> Node:
     return site.ours("split_lookup", site.args[0], places, dim, site.wholes[0][dim])
 
 
+def _exchanged_products(site: Site) -> Node:
+    return site.ours("exchanged_products", *site.args[:3], site.wholes[0][0])
+
+
+def _exchanged_lookup(site: Site) -> Node:
+    """A lookup of rows, by one list of places."""
+    selects = site.target is aten.index_select.default
+    places = site.args[2] if selects else site.args[1][0]
+    return site.ours("exchanged_lookup", site.args[0], places, site.wholes[0][0])
+
+
 def _split_gather(site: Site) -> Node:
     dim = site.args[1] % len(site.wholes[0])
     return site.ours("split_gather", site.args[0], site.args[2], dim, site.wholes[0][dim])
@@ -247,5 +258,7 @@ EMITTERS: dict[str, Callable[[Site], Node]] = {
     "split_batch_norm": _split_batch_norm,
     "split_weight_norm": _split_weight_norm,
     "recut": _recut,
+    "exchanged_products": _exchanged_products,
+    "exchanged_lookup": _exchanged_lookup,
     **emit_space.EMITTERS,
 }

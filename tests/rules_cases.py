@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import transformers.integrations.moe  # noqa: F401 - defines transformers::grouped_mm_fallback
 from rules_cases_rare import RARE
-from rules_cases_space import RECUT, SPACE
+from rules_cases_space import EXCHANGED, RECUT, SPACE
 from rules_harness import Case, bools, case, complexes, exactly, ints, normal, uniform
 
 
@@ -458,4 +458,5 @@ TABLE = [
     *RARE,
     *SPACE,
     *RECUT,
+    *EXCHANGED,
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rules_harness import case, normal
+import torch
+from rules_harness import case, exactly, ints, normal
 
 SPACE = [
     case("conv1d", normal(2, 3, 20), normal(4, 3, 5), None, [1], [2]),
@@ -44,6 +45,19 @@ SPACE = [
     case("upsample_nearest2d.vec", normal(1, 3, 10, 4), None, [2.0, 4.0]),
     case("upsample_nearest2d.vec", normal(1, 3, 10, 4), [30, 8], None),
 ]
+
+EXCHANGED = [
+    case(
+        "transformers.grouped_mm_fallback",
+        normal(23, 6),
+        normal(5, 6, 4),
+        exactly([0, 2, 17, 17, 20], torch.int32),
+    ),
+    case("index_select", normal(10, 3), 0, ints(10, 14)),
+    case("index.Tensor", normal(14, 2, 3), [ints(14, 10, low=-14)]),
+    case("index.Tensor", normal(5, 3), [exactly([4, 4, 0, 4, 0, 1, 4])]),
+]
+"""Rows that travel between ranks: all of an expert's on one of them, some experts without any."""
 
 RECUT = [
     case("view", normal(2, 3, 28), [2, 3, 7, 4]),

@@ -166,7 +166,7 @@ def _along(site: Site, traffic: Traffic) -> Kernels:
     return forward, [backward]
 
 
-_MASKED = ("vocab_embedding", "split_lookup", "split_gather")
+_MASKED = ("vocab_embedding", "split_lookup", "split_gather", "exchanged_lookup")
 
 
 def _gather(site: Site, traffic: Traffic) -> Kernels:

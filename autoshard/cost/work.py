@@ -91,6 +91,8 @@ def products(site: Site, traffic: Traffic) -> tuple[Work, ...]:
     through = moved(site.operands, traffic.taken) + moved(site.results, traffic.made)
     if site.lowering.startswith("halo_"):
         through += 2 * site.operands[0]  # a slice and what it reads beside it are put together
+    if site.lowering == "exchanged_products":
+        through += 2 * (site.operands[0] + site.results[0])  # rows from and to other ranks
     forward = Work(site.flops, through, site.dtype, kind)
     if not site.train or not any(site.grads):
         return (forward,)

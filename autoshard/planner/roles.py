@@ -116,7 +116,11 @@ def _through(
     return which, left if isinstance(left, Shard) else Shard(dim, state.blocks)
 
 
-_NAMED = {"vocab_embedding": "vocab", "expert_products": "expert"}
+_NAMED = {
+    "vocab_embedding": "vocab",
+    "expert_products": "expert",
+    "exchanged_products": "expert",
+}
 
 
 def _role(rule: Rule, factor: str) -> str:

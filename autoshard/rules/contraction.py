@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autoshard.rules.pointwise import linear_in
 from autoshard.rules.registry import DEFAULT
-from autoshard.rules.rule import WHOLE, Call, Dim, Dims, Names, Rule, Special, whole
+from autoshard.rules.rule import WHOLE, Call, Dim, Dims, Inner, Names, Rule, Special, whole
 from autoshard.rules.template import Template
 
 BILINEAR = (frozenset({0}), frozenset({1}))
@@ -102,19 +102,66 @@ def _grouped(call: Call) -> Rule | None:
     if len(call.operands) != 3 or len(call.shape(0)) != 2 or len(call.shape(1)) != 3:
         return None  # other groupings; a bias
     names, (experts, inner, outer) = Names(), call.shape(1)
+    e = names.fresh(experts, "e")
     if "fallback" in call.target:
-        e, i, o = names.fresh(experts, "e"), names.fresh(inner, "i"), names.fresh(outer, "o")
+        i, o = names.fresh(inner, "i"), names.fresh(outer, "o")
     else:
-        e, i, o = WHOLE, _aligned(names, inner), _aligned(names, outer)
+        i, o = _aligned(names, inner), _aligned(names, outer)
+    specials = tuple(Special(f, "expert_products") for f in e)
+    joint = lengths = ()
+    rows = call.shape(0)[0]
+    if e and rows > 1:
+        names.sizes["rows"] = rows
+        joint = (("rows", ((False, 0, 0, 1), (False, 1, 0, 1), (True, 0, 0, 1))),)
+        lengths = (("rows", (experts,)),)
+        specials += (Special("rows", "exchanged_products", (), _exchanged(call)),)
     return Rule(
         names.items,
         ((WHOLE, i), (e, i, o), (WHOLE,)),
         ((WHOLE, o),),
         BILINEAR,
-        tuple(Special(f, "expert_products") for f in e),
+        specials,
         "contraction",
-        contiguous=frozenset(e),
+        contiguous=frozenset(e) | {name for name, _ in joint},
+        joint=joint,
+        lengths=lengths,
+        apart=frozenset(name for name, _ in joint),
     )
+
+
+_UNEVEN = 4
+"""Of sorted rows, one in so many is taken to lie on another rank than its expert does."""
+
+
+def _exchanged(call: Call) -> tuple[Inner, ...]:
+    """Rows to their experts and products back, and their gradients: where experts have alike, few of them."""
+    found = []
+    for (count, width), meta in (
+        (call.shape(0), call.operands[0]),
+        (call.out, call.results[0] or call.operands[0]),
+    ):
+        way = "rows that lie beside their experts' ranks travel"
+        shape = (-(-count // _UNEVEN), width)
+        found.append(
+            Inner(
+                "all_to_all",
+                "forward",
+                shape,
+                meta.dtype,
+                f"experts are split, and so are rows; {way}",
+            )
+        )
+        if meta.grad:
+            found.append(
+                Inner(
+                    "all_to_all",
+                    "backward",
+                    shape,
+                    meta.dtype,
+                    f"experts are split, and so are rows; gradients of {way}",
+                )
+            )
+    return tuple(found)
 
 
 def _aligned(names: Names, size: int) -> Dim:

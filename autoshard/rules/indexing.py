@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from autoshard.rules.pointwise import aligned, linear_in
 from autoshard.rules.registry import DEFAULT
-from autoshard.rules.rule import WHOLE, Call, Dims, Names, Operand, Rule, Special, whole
+from autoshard.rules.rule import (
+    FLOATS,
+    WHOLE,
+    Call,
+    Dims,
+    Inner,
+    Names,
+    Operand,
+    Rule,
+    Special,
+    whole,
+)
 from autoshard.rules.view import dim_of
 
 FIRST = (frozenset({0}),)
@@ -45,7 +56,36 @@ def _lookup(call: Call, names: Names, dim: int, ids: Dims, y: Dims) -> Rule:
     rows = names.fresh(call.shape(0)[dim], "v") if split else WHOLE
     x = (*y[:dim], rows, *y[dim + len(ids) :])
     specials = tuple(Special(f, "split_lookup") for f in rows)
-    return Rule(names.items, (x, ids), (y,), FIRST, specials, "gather", contiguous=frozenset(rows))
+    joint = lengths = ()
+    if len(ids) == 1 and ids[0] and rows and dim == 0 and call.operands[0].dtype in FLOATS:
+        names.sizes["both"] = call.out[0]
+        joint = (("both", ((False, 0, 0, 1), (True, 0, 0, 1))),)
+        lengths = (("both", (call.shape(0)[0],)),)
+        specials += (Special("both", "exchanged_lookup", (), _exchanged(call)),)
+    also = frozenset(name for name, _ in joint)
+    return Rule(
+        names.items,
+        (x, ids),
+        (y,),
+        FIRST,
+        specials,
+        "gather",
+        contiguous=frozenset(rows) | also,
+        joint=joint,
+        lengths=lengths,
+        apart=also,
+    )
+
+
+def _exchanged(call: Call) -> tuple[Inner, ...]:
+    """Rows from the ranks that have them to those that look them up, and their gradients back."""
+    why = "rows are split, and so are the places that look them up"
+    dtype = call.operands[0].dtype
+    found = (Inner("all_to_all", "forward", call.out, dtype, f"{why}; the rows travel"),)
+    if call.operands[0].grad:
+        back = f"{why}; the rows' gradients travel"
+        found += (Inner("all_to_all", "backward", call.out, dtype, back),)
+    return found
 
 
 @DEFAULT.computed("aten.index_select.default")

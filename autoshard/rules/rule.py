@@ -89,6 +89,8 @@ class Rule:
         joint: factors named beside the dims, with their places: whole dimensions made of other factors, as
             query heads are of (kv g), and whole dimensions of different lengths, as space is.
         lengths: for factors whose dimension is of another length in some place: those lengths.
+        apart: factors that are a different dimension of the model in each place: the rows that are looked
+            up, and the places that they are looked up for; experts, and the rows that are theirs.
         instead: (factor, other) pairs: the factor is cut where the other cannot be, and only there.
         noise: whether its result is the rounding error of its operands, as a norm of single elements
             is: only the whole program, run as it would unsharded, has the same.
@@ -106,6 +108,7 @@ class Rule:
     joint: tuple[tuple[str, tuple[Place, ...]], ...] = ()
     lengths: tuple[tuple[str, tuple[int, ...]], ...] = ()
     instead: tuple[tuple[str, str], ...] = ()
+    apart: frozenset[str] = frozenset()
     noise: bool = False
 
     def __post_init__(self) -> None:

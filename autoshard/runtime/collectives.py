@@ -70,6 +70,12 @@ def all_to_all(x: Tensor, have: Cut, want: Cut, rank: int, size: int, group: str
     return _trimmed(parts, have).contiguous()
 
 
+def exchange(x: Tensor, sent: Sequence[int], received: Sequence[int], group: str) -> Tensor:
+    """Rows of x, so many to each rank of a group in order, for the rows that each has for this one."""
+    given = (list(received), list(sent), group)
+    return _c10d.wait_tensor(_c10d.all_to_all_single(x.contiguous(), *given))
+
+
 def _pieces(x: Tensor, cut: Cut, size: int) -> list[Tensor]:
     """Each rank's slice, all of one size."""
     dim, blocks, length = cut

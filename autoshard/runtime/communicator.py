@@ -19,6 +19,7 @@ from autoshard.runtime.collectives import Cut
 from autoshard.runtime.slicing import join, take
 
 Tensors = Sequence[Tensor]
+Counts = Sequence[Sequence[int]]
 
 
 class Communicator(Protocol):
@@ -50,6 +51,10 @@ class Communicator(Protocol):
         """Slices by `have` turned to slices by `want`; the dims differ."""
         ...
 
+    def exchange(self, xs: Tensors, counts: Counts) -> list[Tensor]:
+        """`counts[r][q]` rows of rank r's tensor go to rank q, in order; each gets those for it, by rank."""
+        ...
+
 
 class Simulator:
     """All ranks of an axis in one process, in lockstep."""
@@ -79,6 +84,11 @@ class Simulator:
         whole = join(xs, *have[:2])
         return [take(whole, *want[:2], r, self.size).contiguous() for r in self.ranks]
 
+    def exchange(self, xs: Tensors, counts: Counts) -> list[Tensor]:
+        """See `Communicator`."""
+        parts = [x.split(list(sent)) for x, sent in zip(xs, counts, strict=True)]
+        return [torch.cat([given[r] for given in parts]) for r in self.ranks]
+
 
 class Distributed:
     """One rank of a `torch.distributed` process group, known by its name."""
@@ -106,3 +116,9 @@ class Distributed:
         """See `Communicator`."""
         given = *self.ranks, self.size, self._group
         return [collectives.all_to_all(x, have, want, *given) for x in xs]
+
+    def exchange(self, xs: Tensors, counts: Counts) -> list[Tensor]:
+        """See `Communicator`."""
+        (rank,) = self.ranks
+        received = [sent[rank] for sent in counts]
+        return [collectives.exchange(x, counts[rank], received, self._group) for x in xs]

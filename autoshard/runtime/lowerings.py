@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from autoshard.runtime import halo, split_losses, split_norms, split_reductions
+from autoshard.runtime import exchanges, halo, split_losses, split_norms, split_reductions
 from autoshard.runtime.communicator import Communicator
+from autoshard.runtime.exchanges import grouped_products
 from autoshard.runtime.slicing import chunk
 
 Tensors = Sequence[Tensor]
@@ -49,9 +50,7 @@ def expert_products(
         start = stops[first - 1] if first else torch.zeros_like(stops[0])
         rows = torch.arange(x.shape[0], device=x.device)
         own = x.index_select(0, (rows + start) % x.shape[0])
-        product = torch.ops.transformers.grouped_mm_fallback(
-            own, weight, stops[first : first + experts] - start
-        )
+        product = grouped_products(own, weight, stops[first : first + experts] - start)
         found.append(product.index_select(0, (rows - start) % x.shape[0]))
     return found
 
@@ -222,7 +221,7 @@ ALL: dict[str, Callable[..., list[Tensor]]] = {
         causal_queries,
         grouped_queries,
     )
-} | {**halo.ALL, **split_losses.ALL, **split_norms.ALL, **split_reductions.ALL}
+} | {**exchanges.ALL, **halo.ALL, **split_losses.ALL, **split_norms.ALL, **split_reductions.ALL}
 
 SCHEMAS = {
     "expert_products": "Tensor x, Tensor weight, Tensor ends",
@@ -242,6 +241,7 @@ SCHEMAS = {
     "causal_queries": (
         "Tensor q, Tensor k, Tensor v, float dropout_p, float? scale, bool enable_gqa, int queries"
     ),
+    **exchanges.SCHEMAS,
     **halo.SCHEMAS,
     **split_losses.SCHEMAS,
     **split_norms.SCHEMAS,
