@@ -124,6 +124,11 @@ def _split_extreme(site: Site) -> Node:
     return site.ours("split_extreme", site.args[0], _dims(site), _keeps(site), least)
 
 
+def _shared_argmax(site: Site) -> Node:
+    (dim,), least = _dims(site), "argmin" in str(site.target)
+    return site.ours("shared_argmax", site.args[0], dim, _keeps(site), site.wholes[0][dim], least)
+
+
 def _split_any(site: Site) -> Node:
     every = ".all" in str(site.target)
     return site.ours("split_any", site.args[0], _dims(site), _keeps(site), every)
@@ -244,6 +249,7 @@ EMITTERS: dict[str, Callable[[Site], Node]] = {
     "causal_queries": _causal_queries,
     "grouped_queries": _grouped_queries,
     "split_extreme": _split_extreme,
+    "shared_argmax": _shared_argmax,
     "split_any": _split_any,
     "split_vector_norm": _split_vector_norm,
     "split_logsumexp": _split_logsumexp,

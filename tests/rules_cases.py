@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import transformers.integrations.moe  # noqa: F401 - defines transformers::grouped_mm_fallback
 from rules_cases_rare import RARE
-from rules_cases_space import EXCHANGED, RECUT, SPACE
+from rules_cases_space import EXCHANGED, PLACES, RECUT, SPACE
 from rules_harness import Case, bools, case, complexes, exactly, ints, normal, uniform
 
 
@@ -459,4 +459,5 @@ TABLE = [
     *SPACE,
     *RECUT,
     *EXCHANGED,
+    *PLACES,
 ]

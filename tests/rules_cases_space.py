@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from rules_harness import case, exactly, ints, normal
+from rules_harness import case, exactly, ints, normal, uniform
+
+INF, NAN = float("inf"), float("nan")
 
 SPACE = [
     case("conv1d", normal(2, 3, 20), normal(4, 3, 5), None, [1], [2]),
@@ -58,6 +60,28 @@ EXCHANGED = [
     case("index.Tensor", normal(5, 3), [exactly([4, 4, 0, 4, 0, 1, 4])]),
 ]
 """Rows that travel between ranks: all of an expert's on one of them, some experts without any."""
+
+PLACES = [
+    case("argmax", normal(4, 10), 1),
+    case("argmax", ints(3, 4, 12), 1, True),
+    case("argmin", ints(2, 11, 3), 0),
+    case("argmin", exactly([[2.0, NAN, 1.0, NAN], [INF, INF, INF, INF]]), 1),
+    case("argmax", exactly([[-INF, -INF, -INF], [0.0, -0.0, 0.0]]), -1),
+    case("histc", normal(4, 12, grad=False), 5, -1, 1),
+    case("histc", normal(4, 12, grad=False), 5, splits=False),
+    case(
+        "linalg_solve_triangular", uniform(4, 5, 5, low=1.0, high=2.0), normal(4, 5, 6), upper=True
+    ),
+    case(
+        "linalg_solve_triangular",
+        uniform(2, 1, 3, 3, low=1.0, high=2.0),
+        normal(4, 6, 3),
+        upper=False,
+        left=False,
+        unitriangular=True,
+    ),
+]
+"""Ties go to the first place, and what is no number is the extreme."""
 
 RECUT = [
     case("view", normal(2, 3, 28), [2, 3, 7, 4]),

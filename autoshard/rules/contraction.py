@@ -180,6 +180,22 @@ DEFAULT.template(
 )
 
 
+@DEFAULT.computed("aten.linalg_solve_triangular.default")
+def _solve_triangular(call: Call) -> Rule:
+    """Every system of equations, and every right side, is solved by itself."""
+    names, a, b = Names(), call.shape(0), call.shape(1)
+    left = bool(call.kwargs.get("left", True))
+    y = names.fresh_dims(call.out[:-2], "b")
+    sides = names.fresh(call.out[-1 if left else -2], "k")
+    tail = (WHOLE, sides) if left else (sides, WHOLE)
+    batch = call.out[:-2]
+    systems = (*_batch(a[:-2], batch, y), WHOLE, WHOLE)
+    right = (*_batch(b[:-2], batch, y), *tail)
+    return Rule(
+        names.items, (systems, right), ((*y, *tail),), (frozenset({1}),), family="reduction"
+    )
+
+
 @DEFAULT.computed("aten.lstm.input aten.gru.input aten.rnn_tanh.input aten.rnn_relu.input")
 def _recurrent(call: Call) -> Rule | None:
     """The batch is independent; features and time stay whole."""

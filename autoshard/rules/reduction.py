@@ -22,6 +22,7 @@ from autoshard.rules.rule import (
     Rule,
     Special,
     statistic,
+    whole,
 )
 from autoshard.rules.view import dim_of
 
@@ -169,7 +170,7 @@ def _statistics(call: Call, *reasons: str) -> tuple[Inner, ...]:
 
 
 @DEFAULT.computed(
-    "aten.max.dim aten.min.dim aten.argmax.default aten.argmin.default aten.var_mean.correction "
+    "aten.max.dim aten.min.dim aten.var_mean.correction "
     "aten.prod.dim_int aten.median.dim aten.aminmax.default aten.std_mean.correction "
     "aten.kthvalue.default"
 )
@@ -178,6 +179,31 @@ def _whole(call: Call) -> Rule:
     index = 2 if "kthvalue" in call.target else 1
     reduced = {dim_of(call, 2, -1)} if index == 2 else _reduced(call, 1, "dim")
     return _reduction(call, reduced, split=False)
+
+
+@DEFAULT.computed("aten.argmax.default aten.argmin.default")
+def _place(call: Call) -> Rule:
+    """With its dimension split, the first of the ranks' extremes that is the extreme."""
+    given, meta = call.arg(1, "dim"), call.operands[0]
+    if not isinstance(given, int) or not meta.shape or meta.dtype == "bool":
+        return _reduction(call, _reduced(call, 1, "dim"), split=False)
+    dim = given % len(meta.shape)
+    rows = (*meta.shape[:dim], 1, *meta.shape[dim + 1 :])
+    inner = tuple(
+        Inner("all_gather", "forward", rows, dtype, f"{_SLICE}; this gathers {what}", per_rank=True)
+        for dtype, what in ((meta.dtype, "their extremes"), ("int64", "where those are"))
+    )
+    special = Special("", "shared_argmax", ("I",), inner)
+    return _reduction(call, {dim}, special=special, contiguous=True)
+
+
+@DEFAULT.computed("aten.histc.default")
+def _histogram(call: Call) -> Rule:
+    """Counts of a slice are a share, where the bins don't depend on what is counted."""
+    low, high = call.arg(2, "min", 0), call.arg(3, "max", 0)
+    names, shape = Names(), call.shape(0)
+    x = names.fresh_dims(shape) if low != high else whole(shape)
+    return Rule(names.items, (x,), ((WHOLE,),), family="reduction")
 
 
 # --- along a dimension --------------------------------------------------------------------------

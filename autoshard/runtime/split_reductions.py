@@ -86,6 +86,37 @@ def split_extreme(
     ]
 
 
+def shared_argmax(
+    comm: Communicator, xs: Tensors, dim: int, keepdim: bool, length: int, least: bool
+) -> list[Tensor]:
+    """`argmax`, or `argmin`, of a dimension of `length`: the first place, as torch gives."""
+    values, places = [], []
+    for x, rank in zip(xs, comm.ranks, strict=True):
+        x = x.detach()
+        if not x.shape[dim]:  # the last ranks alone have nothing: what they say is never the first
+            shape = [1 if i == dim else n for i, n in enumerate(x.shape)]
+            values.append(x.new_full(shape, _last(x.dtype, least)))
+            places.append(x.new_zeros(shape, dtype=torch.int64))
+            continue
+        own = x.argmin(dim, keepdim=True) if least else x.argmax(dim, keepdim=True)
+        values.append(x.gather(dim, own))
+        places.append(own + chunk(length, rank, comm.size)[0])
+    cut = (dim, 1, comm.size)
+    gathered = zip(comm.all_gather(values, cut), comm.all_gather(places, cut), strict=True)
+    found = []
+    for every, where in gathered:
+        first = every.argmin(dim, keepdim=True) if least else every.argmax(dim, keepdim=True)
+        found.append(_without(where.gather(dim, first), [dim], keepdim))
+    return found
+
+
+def _last(dtype: torch.dtype, least: bool) -> float:
+    """What is no extreme before anything else is."""
+    if dtype.is_floating_point:
+        return float("inf") if least else -float("inf")
+    return torch.iinfo(dtype).max if least else torch.iinfo(dtype).min
+
+
 def split_any(
     comm: Communicator, xs: Tensors, dims: list[int], keepdim: bool, every: bool
 ) -> list[Tensor]:
@@ -219,6 +250,7 @@ ALL: dict[str, Callable[..., list[Tensor]]] = {
     f.__name__: f
     for f in (
         split_extreme,
+        shared_argmax,
         split_any,
         split_vector_norm,
         split_variance,
@@ -232,6 +264,7 @@ ALL: dict[str, Callable[..., list[Tensor]]] = {
 
 SCHEMAS = {
     "split_extreme": "Tensor x, int[] dims, bool keepdim, bool least",
+    "shared_argmax": "Tensor x, int dim, bool keepdim, int length, bool least",
     "split_any": "Tensor x, int[] dims, bool keepdim, bool every",
     "split_vector_norm": "Tensor x, int[] dims, bool keepdim",
     "split_variance": "Tensor x, int[] dims, bool keepdim, int count, float correction, bool root",
