@@ -36,6 +36,18 @@ def test_memory_read_by_strides(strides: str) -> None:
     assert_placements_sound(Program.of((X, W), lines, "v3"))
 
 
+@pytest.mark.parametrize("strides", ["(1,12)", "(12,1)"])
+def test_memory_read_by_strides_after_a_write(strides: str) -> None:
+    """The write becomes functional: it is that result whose strides are kept."""
+    lines = f"""
+        v0 = F.linear(x0,w0)
+        v1 = v0.t()+0
+        v1.relu_()
+        v2 = torch.as_strided(v1,(3,4),{strides})
+    """
+    assert_placements_sound(Program.of((X, W), lines, "v2"))
+
+
 def test_memory_without_writes_or_strides_is_not_copied() -> None:
     program = Program.of((X, W), "v0 = F.linear(x0,w0).t().reshape(-1)", "v0")
     graph = capture(program.module(), program.arguments()).graph
@@ -63,3 +75,14 @@ def test_batch_norm_whose_result_nobody_takes() -> None:
 def test_writing_beside_a_block_without_gradients(lines: str) -> None:
     """Export forgets users of what is written to where it cuts such a block out."""
     assert_placements_sound(Program.of((X, W), lines, "v0", "v1"))
+
+
+def test_batch_norm_of_blocks_of_one_channel() -> None:
+    """torch's own is wrong where its weight has steps between its elements."""
+    weight, bias = Leaf("w1", "frozen", (8,)), Leaf("w2", "frozen", (8,))
+    lines = """
+        v0 = torch.cat((x0,x0),1)
+        v1 = F.batch_norm(v0,None,None,w1,w2,True,0.1,0.1)
+    """
+    x = Leaf("x0", "input", (12, 4), grad=True)
+    assert_placements_sound(Program.of((x, weight, bias), lines + "v2 = v1*2", "v2", "v1"), 20)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from autoshard.capture.memory import BY_STRIDES, Memory, written
+from autoshard.capture.memory import BY_STRIDES, Memory, shared_operands, written
 
 aten = torch.ops.aten
 
@@ -39,12 +39,16 @@ def keep_layouts(graph: Graph) -> None:
 
 
 def _makes(node: Node, memory: Memory) -> bool:
-    """Whether a call makes its memory, rather than pass on that of an operand."""
+    """Whether a call makes its memory, rather than pass on that of an operand.
+
+    What functionalizing has derived is told by its schema: its `val` is the memory that it wrote to before.
+    """
+    if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    if "derived" in node.meta:
+        return not any(True for _ in shared_operands(node))
     root = memory.root(node)
-    passes = any(memory.root(other) is root for other in node.all_input_nodes)
-    return (
-        node.op == "call_function" and not passes and isinstance(node.meta.get("val"), torch.Tensor)
-    )
+    return not any(memory.root(other) is root for other in node.all_input_nodes)
 
 
 def _lay_out(graph: Graph, node: Node) -> None:

@@ -38,7 +38,7 @@ class Memory:
         self.members: dict[Node, list[Node]] = {}
         stored: dict[int, Node] = {}
         for node in graph.nodes:
-            for other in _shared(node):
+            for other in shared_operands(node):
                 self._join(node, other)
             key = storage_key(node.meta.get("val")) if "derived" not in node.meta else None
             if key is not None:
@@ -69,14 +69,16 @@ class Memory:
             self._parent[a] = b
 
 
-def _shared(node: Node) -> Iterator[Node]:
+def shared_operands(node: Node) -> Iterator[Node]:
     """The operands that a node's results may share memory with."""
     if node.op != "call_function":
         return
     target = node.target
     if getattr(target, "__name__", "") == "getitem":
         source = node.args[0]
-        if isinstance(source, Node) and any(True for _ in _shared(source)):  # parts of one memory
+        if isinstance(source, Node) and any(
+            True for _ in shared_operands(source)
+        ):  # parts of one memory
             yield source
         return
     if target in _MAYBE_THE_SAME:
@@ -157,6 +159,7 @@ def _functional(graph: Graph, node: Node) -> Node | None:
     if twin is None:
         return None
     node.target = twin
+    node.meta["derived"] = True  # its `val` is the memory that was written to: this has its own
     return node
 
 

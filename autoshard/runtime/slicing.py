@@ -20,10 +20,14 @@ def chunk(length: int, rank: int, n: int) -> tuple[int, int]:
 
 
 def take(x: Tensor, dim: int, blocks: int, rank: int, n: int) -> Tensor:
-    """Rank `rank`'s slice of `x`, of n; a view where blocks is 1."""
+    """Rank `rank`'s slice of `x`, of n; a view where blocks is 1, contiguous where not.
+
+    Blocks of one element would leave steps between them, with which torch's batch norm makes wrong gradients.
+    """
     if blocks == 1:
         return x.narrow(dim, *chunk(x.shape[dim], rank, n))
-    return x.unflatten(dim, (blocks, n, -1)).select(dim + 1, rank).flatten(dim, dim + 1)
+    cut = x.unflatten(dim, (blocks, n, -1)).select(dim + 1, rank)
+    return cut.flatten(dim, dim + 1).contiguous()
 
 
 def join(slices: Sequence[Tensor], dim: int, blocks: int) -> Tensor:
