@@ -62,6 +62,8 @@ EXCHANGED = [
 """Rows that travel between ranks: all of an expert's on one of them, some experts without any."""
 
 PLACES = [
+    *[case(f"{name}softmax.int", normal(), -1, splits=False) for name in ("", "log_")],
+    case("sort", normal(), -1, splits=False),
     case("argmax", normal(4, 10), 1),
     case("argmax", ints(3, 4, 12), 1, True),
     case("argmin", ints(2, 11, 3), 0),

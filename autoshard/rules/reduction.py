@@ -298,7 +298,8 @@ def _along(
     linear: bool = False,
 ) -> Rule:
     """Some dimensions are looked along: they stay whole, or `special` runs; the rest is independent."""
-    names, shape, inside = Names(), call.shape(0), set(dims)
+    names, shape = Names(), call.shape(0)
+    inside = set(dims) & set(range(len(shape)))  # a number has no dimension to look along
     x = [WHOLE if i in inside and not special else names.fresh(n) for i, n in enumerate(shape)]
     factors = [f for d in sorted(inside) for f in x[d]]
     specials = [
