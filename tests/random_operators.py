@@ -58,8 +58,8 @@ def _turned(x: Tensor) -> Tensor:
 
 
 def _noise(x: Tensor) -> Tensor:
-    """Random: the same on every rank where the generators are."""
-    return torch.rand_like(x)
+    """Random: the same on every rank where the generators are, however x lies in memory."""
+    return torch.rand_like(x, memory_format=torch.contiguous_format)
 
 
 def _define() -> torch.library.Library:

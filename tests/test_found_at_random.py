@@ -86,3 +86,18 @@ def test_batch_norm_of_blocks_of_one_channel() -> None:
     """
     x = Leaf("x0", "input", (12, 4), grad=True)
     assert_placements_sound(Program.of((x, weight, bias), lines + "v2 = v1*2", "v2", "v1"), 20)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x2.softmax(-1)", "x2.logcumsumexp(0)", "x2.sort(0)[0]", "x2.topk(1,0)[0]", "x2.flip(0)",
+        "x2.gather(0,x3)", "x2.index_select(0,x3.view(1))", "x2.kthvalue(1)[0]", "x2.movedim(0,0)",
+        "x2.cummax(0)[0]", "x2.amax(0)", "x2.sum(-1)",
+    ],
+)  # fmt: skip
+def test_a_scalar_has_a_dimension_to_look_along(text: str) -> None:
+    """torch takes a tensor without dimensions for one with a single element in one."""
+    scalar, zero = Leaf("x2", "input", (), grad=True), Leaf("x3", "input", (), "1")
+    program = Program.of((X, W, scalar, zero), f"v0 = {text}\nv1 = F.linear(x0,w0)*v0", "v0", "v1")
+    assert_placements_sound(program, 2)

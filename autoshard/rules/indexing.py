@@ -90,7 +90,7 @@ def _exchanged(call: Call) -> tuple[Inner, ...]:
 
 @DEFAULT.computed("aten.index_select.default")
 def _index_select(call: Call) -> Rule | None:
-    if len(call.shape(1)) != 1:
+    if len(call.shape(1)) != 1 or not call.shape(0):
         return None
     names, dim = Names(), dim_of(call, 1)
     y = names.fresh_dims(call.out)
@@ -98,8 +98,10 @@ def _index_select(call: Call) -> Rule | None:
 
 
 @DEFAULT.computed("aten.gather.default")
-def _gather(call: Call) -> Rule:
+def _gather(call: Call) -> Rule | None:
     """Dimensions where index and source agree are independent, and so are places to look up."""
+    if not call.shape(0):
+        return None
     names, shape, dim = Names(), call.shape(0), dim_of(call, 1)
     pairs = enumerate(zip(shape, call.out, strict=True))
     y = [names.fresh(b) if a == b or i == dim else WHOLE for i, (a, b) in pairs]

@@ -68,7 +68,7 @@ def _reduction(
     x = tuple(
         [WHOLE if i in reduced and not split else names.fresh(n) for i, n in enumerate(shape)]
     )
-    factors = [f for d in sorted(reduced) for f in x[d]]
+    factors = [f for d in sorted(reduced) if d < len(x) for f in x[d]]
     specials = [
         Special(f, special.lowering, special.results, special.inner) for f in factors if special
     ]

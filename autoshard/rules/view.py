@@ -144,7 +144,7 @@ def _order(call: Call, rank: int) -> list[int]:
         return [d % rank for d in _ints(call, 1, "dims")]
     if name == "numpy_T":
         return list(reversed(range(rank)))
-    if name in ("movedim", "moveaxis"):
+    if name in ("movedim", "moveaxis") and rank:
         source = [d % rank for d in _ints(call, 1, "source")]
         target = [d % rank for d in _ints(call, 2, "destination")]
         rest = iter([d for d in range(rank) if d not in source])
@@ -293,7 +293,7 @@ def _moved(call: Call) -> Rule | None:
 def _within(call: Call, touched: Iterable[int], *, linear: bool = True) -> Rule:
     """The dimensions of the first operand that are not `touched` are independent."""
     names, shape = Names(), call.shape(0)
-    inside = {d % len(shape) for d in touched}
+    inside = {d % len(shape) for d in touched if shape}
     x = tuple([WHOLE if i in inside else names.fresh(size) for i, size in enumerate(shape)])
     groups = linear_in(call, {0}) if linear else ()
     return Rule(names.items, (x,), (x,), groups)
