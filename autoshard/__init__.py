@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autoshard import errors, rules
     from autoshard.api import autoshard, plan, verify
     from autoshard.cost.hardware import Hardware
+    from autoshard.cost.optimizer import Optimizer
     from autoshard.errors import (
         AutoshardError,
         CalibrationError,
@@ -49,6 +50,7 @@ __all__ = [
     "Mesh",
     "MeshAxis",
     "MeshError",
+    "Optimizer",
     "OptionsError",
     "Partial",
     "Plan",
@@ -75,6 +77,7 @@ _HOMES = {
     "plan": "api",
     "verify": "api",
     "Hardware": "cost.hardware",
+    "Optimizer": "cost.optimizer",
     "AutoshardError": "errors",
     "CalibrationError": "errors",
     "CaptureError": "errors",

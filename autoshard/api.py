@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoshard.capture import Captured, capture
+from autoshard.capture import Captured, capture, with_footprints
 from autoshard.cost.hardware import Hardware, load_hardware
+from autoshard.cost.optimizer import Optimizer
 from autoshard.errors import CaptureError, MeshError, OptionsError
 from autoshard.mesh import Mesh
 from autoshard.options import read_mesh, read_options
@@ -51,6 +52,7 @@ def plan(
     mesh: Any = None,
     hardware: Hardware | str | None = None,
     memory_budget: int | str | None = None,
+    optimizer: Optimizer | str | float | None = None,
     mode: str = "train",
     search: str | None = None,
     constraints: Mapping[str, str] | None = None,
@@ -72,6 +74,9 @@ def plan(
         mesh: instead of world_size, a `Mesh`, a torch `DeviceMesh` or {"tp": 8}.
         hardware: a `Hardware`, the name of a profile, or the path of a profile's file; "h100-sxm".
         memory_budget: bytes a rank, or text like "24GiB".
+        optimizer: whose memory a training step needs: "adamw", "adam", "sgd", "momentum", "mixed-adamw"
+            (a float32 copy of the weight and two averages), bytes of state a weight, or an
+            `autoshard.Optimizer`.
         mode: "train" prices backward, gradients and optimizer state; "infer" does not.
         search: "tensor" splits weights' dimensions alone, and uses every weight as it is stored;
             "all" may split batch and sequence too, and store weights split and gather them for use.
@@ -94,8 +99,8 @@ def plan(
         say("capture")
         return _applied(_captured(model, args, kwargs), known, hardware)[1]
     options = read_options(
-        world_size, mesh, hardware, memory_budget, mode, search, constraints, inputs, outputs, solver,
-        time_limit_s, uniform,
+        world_size, mesh, hardware, memory_budget, optimizer, mode, search, constraints, inputs, outputs,
+        solver, time_limit_s, uniform,
     )  # fmt: skip
     say("capture")
     captured = _captured(model, args, kwargs)
@@ -120,8 +125,9 @@ def _collector_paused() -> Iterator[None]:
 def _planned(captured: Captured, options: Options, say: Progress) -> tuple[Decided, Plan]:
     say("solve")
     with _collector_paused():
-        survey = surveyed(captured.graph, options)
-        decided = decide(captured.graph, options, survey)
+        graph = with_footprints(captured)
+        survey = surveyed(graph, options)
+        decided = decide(graph, options, survey)
         say("compare with known plans")
         found = record(survey, decided, options, baselines(survey, options))
     return decided, replace(found, notes=(*captured.notes, *found.notes))
@@ -132,7 +138,7 @@ def _applied(
 ) -> tuple[Decided, Plan]:
     """A known plan's strategies, and the plan with its costs as they are today, or on `hardware`."""
     profile = load_hardware(hardware) if hardware is not None else None
-    decided, again, told = recost(captured.graph, known, profile)
+    decided, again, told = recost(with_footprints(captured), known, profile)
     if told:
         log.warning("%s", told)
     return decided, again
@@ -147,6 +153,7 @@ def autoshard(
     mesh: Any = None,
     hardware: Hardware | str | None = None,
     memory_budget: int | str | None = None,
+    optimizer: Optimizer | str | float | None = None,
     mode: str = "train",
     search: str | None = None,
     constraints: Mapping[str, str] | None = None,
@@ -176,8 +183,8 @@ def autoshard(
         options = None
     else:
         options = read_options(
-            world_size, mesh, hardware, memory_budget, mode, search, constraints, inputs, outputs,
-            solver, time_limit_s, uniform,
+            world_size, mesh, hardware, memory_budget, optimizer, mode, search, constraints, inputs,
+            outputs, solver, time_limit_s, uniform,
         )  # fmt: skip
     wanted = known.mesh if known else options.mesh if options else None
     assert wanted is not None
@@ -261,8 +268,8 @@ def verify(
 def _options(world_size: int | None, **given: Any) -> Options:
     """Options from keyword arguments, as `plan` takes them."""
     defaults = {
-        "mesh": None, "hardware": None, "memory_budget": None, "mode": "train", "search": None,
-        "constraints": None, "inputs": "invariant", "outputs": "invariant", "solver": None,
+        "mesh": None, "hardware": None, "memory_budget": None, "optimizer": None, "mode": "train",
+        "search": None, "constraints": None, "inputs": "invariant", "outputs": "invariant", "solver": None,
         "time_limit_s": 60.0, "uniform": True, "progress": None,
     }  # fmt: skip
     unknown = sorted(set(given) - set(defaults))

@@ -225,6 +225,7 @@ def _planning(options: argparse.Namespace) -> dict[str, Any]:
         "mesh": Mesh.parse(options.mesh) if options.mesh else None,
         "hardware": options.hardware,
         "memory_budget": options.memory_budget,
+        "optimizer": options.optimizer,
         "mode": "infer" if options.infer else None,
         "search": options.search,
         "constraints": _constraints(options.constraint),
@@ -359,6 +360,9 @@ def _add_planning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mesh", metavar="dp=2,tp=4", help="ranks on several axes")
     parser.add_argument("--hardware", metavar="NAME", help="`autoshard hardware` lists them")
     parser.add_argument("--memory-budget", metavar="24GiB", help="at most this much a rank")
+    parser.add_argument(
+        "--optimizer", metavar="NAME", help="adamw, sgd, momentum, mixed-adamw, or bytes a weight"
+    )
     parser.add_argument("--infer", action="store_true", help="plan for inference, not training")
     parser.add_argument("--search", choices=("tensor", "all"), help="what may be split")
     parser.add_argument(

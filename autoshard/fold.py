@@ -64,12 +64,14 @@ class Folded:
         classes: in the order of their first members.
         class_of: for each operator's name, the index of its class.
         groups: the tensors, grouped by who makes them and who takes them.
+        group_of: for each tensor that is taken, the index of its group.
     """
 
     graph: OpGraph
     classes: tuple[OpClass, ...]
     class_of: dict[str, int]
     groups: tuple[ValueGroup, ...]
+    group_of: dict[Ref, int]
 
     @cached_property
     def sources(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
@@ -127,7 +129,7 @@ def fold(
         keys.setdefault(key, (starred[path], single))
     classes = _classes(members, keys)
     class_of = {name: index for index, cls in enumerate(classes) for name in cls.members}
-    return Folded(graph, classes, class_of, _groups(graph, class_of))
+    return Folded(graph, classes, class_of, *_groups(graph, class_of))
 
 
 def _signature(op: Op, graph: OpGraph) -> Hashable:
@@ -152,15 +154,18 @@ def _classes(
     return tuple(classes)
 
 
-def _groups(graph: OpGraph, class_of: dict[str, int]) -> tuple[ValueGroup, ...]:
-    found: dict[tuple, list] = {}
+def _groups(
+    graph: OpGraph, class_of: dict[str, int]
+) -> tuple[tuple[ValueGroup, ...], dict[Ref, int]]:
+    """The groups, and for each tensor the index of its group."""
+    found: dict[tuple, list[Ref]] = {}
     for ref, consumers in graph.consumers.items():
         uses = tuple(sorted({(class_of[op.name], position) for op, position in consumers}))
-        entry = found.setdefault((class_of[ref.op], ref.index, uses), [0, ref])
-        entry[0] += 1
-    return tuple(
-        ValueGroup(producer, result, count, uses, example)
-        for (producer, result, uses), (count, example) in sorted(
-            found.items(), key=lambda item: item[0]
-        )
+        found.setdefault((class_of[ref.op], ref.index, uses), []).append(ref)
+    keys = sorted(found)
+    groups = tuple(
+        ValueGroup(producer, result, len(found[key]), uses, found[key][0])
+        for key in keys
+        for producer, result, uses in (key,)
     )
+    return groups, {ref: index for index, key in enumerate(keys) for ref in found[key]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -113,6 +113,28 @@ class Op:
         return f"{path}:{line}, in {function}: {code}"
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What memory one operator takes, with its tensors whole: found by running it on the meta device.
+
+    Attributes:
+        keeps_operands, keeps_results: whether autograd keeps each for backward.
+        kept_bytes: of what it keeps beside them: masks, statistics.
+        aliases: for each result, the operand whose memory it shares; None where it has its own.
+        forward_bytes: at most at once while it runs, beside its operands, its results and what is kept.
+        gradient_aliases: for each operand, the result whose gradient is its gradient's memory too.
+        backward_bytes: as `forward_bytes`, in backward, beside its operands' and results' gradients.
+    """
+
+    keeps_operands: tuple[bool, ...] = ()
+    keeps_results: tuple[bool, ...] = ()
+    kept_bytes: int = 0
+    aliases: tuple[int | None, ...] = ()
+    forward_bytes: int = 0
+    gradient_aliases: tuple[int | None, ...] = ()
+    backward_bytes: int = 0
+
+
 @dataclass(frozen=True)
 class OpGraph:
     """A model as operators in the order they run; the last is the output.
@@ -121,11 +143,13 @@ class OpGraph:
         ops: in topological order.
         model: name of the model's class.
         blocks: FQNs of the modules that have modules of their own.
+        footprints: what memory each call takes, by the op's name, where that was found out.
     """
 
     ops: tuple[Op, ...]
     model: str = ""
     blocks: frozenset[str] = frozenset()
+    footprints: Mapping[str, Footprint] = field(default_factory=dict, repr=False, compare=False)
     by_name: dict[str, Op] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

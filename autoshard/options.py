@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoshard.cost.hardware import Hardware, load_hardware
+from autoshard.cost.optimizer import Optimizer, read_optimizer
 from autoshard.errors import MeshError, OptionsError
 from autoshard.mesh import Mesh
 from autoshard.planner import Options
@@ -21,6 +22,7 @@ def read_options(
     mesh: Any,
     hardware: Hardware | str | None,
     memory_budget: int | str | None,
+    optimizer: Optimizer | str | float | None,
     mode: str,
     search: str | None,
     constraints: Mapping[str, str] | None,
@@ -61,6 +63,7 @@ def read_options(
         uniform=uniform,
         solver=solver,
         time_limit_s=float(time_limit_s),
+        optimizer=read_optimizer(optimizer),
     )
 
 

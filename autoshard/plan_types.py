@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from autoshard.cost.optimizer import ADAMW, Optimizer
 from autoshard.errors import PlanError
+from autoshard.ilp.problem import PARTS
 from autoshard.mesh import Mesh
 from autoshard.placement import Layout
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from autoshard.sensitivity import Sensitivity
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SCALES = ("arithmetic", "memory", "bandwidth", "latency", "launch")
 """What a part of a step's time may scale with."""
 
@@ -90,24 +92,50 @@ class CollectiveRecord:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank at the peak of a step."""
+    """Bytes on one rank, in a step.
+
+    Each part is the most that there is of it at any moment: all gradients when backward ends, all that
+    is kept for backward when it begins. They are not all there at once; `at_peak` says what is.
+
+    Attributes:
+        weights_bytes, gradients_bytes, optimizer_bytes: of the weights that a rank stores.
+        activations_bytes: what autograd keeps for backward.
+        transient_bytes: temporaries, and gradients and results that are needed for a while.
+        buffers_bytes: buffers, constants and inputs.
+        gathered_bytes: weights that are stored split, gathered for use.
+        slack_bytes: what the allocator needs beside all that, at the peak.
+        at_peak: bytes of each part at the moment at which most is held, in the order of `ilp.problem.PARTS`; ()
+            where all of them are there at once.
+        peak_at: that moment, in words.
+    """
 
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
     activations_bytes: int
     transient_bytes: int
+    buffers_bytes: int = 0
+    gathered_bytes: int = 0
+    slack_bytes: int = 0
+    at_peak: tuple[int, ...] = ()
+    peak_at: str = ""
+
+    def __post_init__(self) -> None:
+        if self.at_peak and len(self.at_peak) != len(PARTS):
+            raise PlanError(
+                f"at_peak has {len(self.at_peak)} parts.", fix=f"They are {', '.join(PARTS)}."
+            )
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes at the peak, by what they are for."""
+        most = [getattr(self, f"{name}_bytes") for name in PARTS]
+        return dict(zip(PARTS, self.at_peak or most, strict=True))
 
     @property
     def peak_bytes(self) -> int:
-        """All of them together."""
-        return (
-            self.weights_bytes
-            + self.gradients_bytes
-            + self.optimizer_bytes
-            + self.activations_bytes
-            + self.transient_bytes
-        )
+        """The most that is held at once, with the allocator's slack."""
+        return sum(self.parts.values()) + self.slack_bytes
 
 
 @dataclass(frozen=True)
@@ -285,6 +313,8 @@ class Plan:
     """The constraints it was solved under: (glob of FQNs, split)."""
     hardware_hash: str = ""
     """`Hardware.hash` of the profile that its costs are from."""
+    optimizer: Optimizer = ADAMW
+    """Whose memory was planned for."""
 
     def to_json(self) -> str:
         """The plan as JSON text, by the schema `autoshard/schema/plan.schema.json`."""

@@ -142,7 +142,7 @@ def test_version_and_help():
         ("show cut.json", "The plan is cut short: it ends in the middle of line 21."),
         ("show m.py", "The text is not JSON: Expecting value.\n  where: m.py, at line 1, column 1"),
         ("show foreign.json", "The text is JSON, but not an autoshard plan."),
-        ("show newer.json", "The plan has version 3; this autoshard reads 2."),
+        ("show newer.json", "The plan has version 4; this autoshard reads 3."),
         ("explain llama.json lm_head", "The plan has no weight 'lm_head'."),
         ("diff llama.json none.json", "There is no such file.\n  where: none.json"),
         ("hardware h100", "There is no hardware profile 'h100'."),
@@ -166,7 +166,7 @@ def test_bad_input_is_one_readable_message_and_exit_2(folder, capsys, command, m
     text = llama_plan().to_json()
     Path("cut.json").write_text("\n".join(text.split("\n")[:21])[:-3])
     Path("foreign.json").write_text("[]")
-    Path("newer.json").write_text(json.dumps(json.loads(text) | {"version": 3}))
+    Path("newer.json").write_text(json.dumps(json.loads(text) | {"version": 4}))
     assert status(*[word.strip("'") for word in command.split()]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith(f"autoshard: error: {message}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -14,7 +15,7 @@ from autoshard.cost.fusion import traffic
 from autoshard.cost.hardware import load_hardware
 from autoshard.errors import InfeasibleError, SolverError
 from autoshard.graph import Op, OpGraph, Ref, Slot, TensorMeta
-from autoshard.ilp.problem import Node, Problem, Tensor, Use
+from autoshard.ilp.problem import Hold, Node, Problem, Tensor, Use
 from autoshard.ilp.solve import TIE, UNIT_S, solve
 from autoshard.mesh import Mesh
 from autoshard.placement import I, R, convertible
@@ -36,7 +37,7 @@ BYTES = st.tuples(st.integers(0, 9), st.sampled_from([2**10, 2**20, 2**33]), st.
 
 @st.composite
 def problems(draw) -> Problem:
-    """A few nodes, tensors with up to three takers, forbidden conversions, transients."""
+    """A few nodes, tensors with up to three takers, forbidden conversions, memory that comes and goes."""
     widths = draw(st.lists(st.integers(1, 3), min_size=2, max_size=5))
     nodes = tuple(
         Node(
@@ -44,13 +45,69 @@ def problems(draw) -> Problem:
             draw(st.integers(1, 3)),
             tuple(draw(SECONDS) for _ in range(width)),
             (0.0,) * width,
-            tuple(draw(BYTES) for _ in range(width)),
-            tuple(draw(BYTES) for _ in range(width)),
         )
         for i, width in enumerate(widths)
     )
     tensors = tuple(draw(_tensor(widths, i)) for i in range(len(widths) - 1))
-    return Problem(nodes, tensors)
+    own = [draw(_own_memory(i, width)) for i, width in enumerate(widths)]
+    copies = [draw(_copies(i, tensor)) for i, tensor in enumerate(tensors)]
+    slack = draw(st.sampled_from([0.0, 0.05]))
+    return Problem(nodes, tensors, None, (*own, *copies), MOMENTS, slack)
+
+
+MOMENTS = 4
+
+
+SPANS = st.lists(
+    st.tuples(st.integers(0, MOMENTS - 1), st.integers(0, MOMENTS - 1)).map(
+        lambda pair: (min(pair), max(pair))
+    ),
+    min_size=1,
+    max_size=3,
+)
+"""From one moment to another, several times over."""
+
+
+@st.composite
+def _own_memory(draw, node: int, width: int) -> Hold:
+    sizes = tuple(draw(BYTES) for _ in range(width))
+    return Hold("activations", draw(SPANS), node=node, sizes=sizes)
+
+
+@st.composite
+def _copies(draw, index: int, tensor: Tensor) -> Hold:
+    """What conversions make, for some of the takers, or what is taken as it is."""
+    uses = tuple(range(len(tensor.uses)))
+    kept = draw(st.sets(st.sampled_from(uses), min_size=1)) if uses else set()
+    unless = tuple(u for u in uses if u not in kept and draw(st.booleans()))
+    copies = tuple((frozenset({pair}), draw(BYTES)) for pair in sorted(tensor.costs_s))
+    same = frozenset((state, state) for state in range(3))
+    return Hold(
+        "transient",
+        draw(SPANS),
+        tensor=index,
+        uses=tuple(sorted(kept)),
+        unless=unless,
+        copies=((same, draw(BYTES)), *copies),
+    )
+
+
+def held(problem: Problem, choice: Choice, moment: int) -> int:
+    """Bytes at a moment, counted one hold after another."""
+    found = 0
+    for hold in problem.holds:
+        times = [first <= moment <= last for first, last in hold.spans].count(True)
+        if hold.tensor < 0:
+            found += times * hold.sizes[choice[hold.node]]
+            continue
+        tensor = problem.tensors[hold.tensor]
+        have = tensor.haves[choice[tensor.producer]]
+        ways = [(have, use.wants[choice[use.node]]) for use in tensor.uses]
+        for pairs, size in hold.copies:
+            taken = any(ways[u] in pairs for u in hold.uses)
+            spared = any(ways[u] in pairs for u in hold.unless)
+            found += times * size * (taken and not spared)
+    return found
 
 
 @st.composite
@@ -75,8 +132,8 @@ def enumerated(problem: Problem) -> Iterator[tuple[Choice, float, int]]:
     """Every choice that is possible, with its seconds and its bytes, counted here anew."""
     for choice in itertools.product(*(range(len(node.costs_s)) for node in problem.nodes)):
         seconds = sum(n.count * n.costs_s[s] for n, s in zip(problem.nodes, choice, strict=True))
-        kept = sum(n.count * n.bytes[s] for n, s in zip(problem.nodes, choice, strict=True))
-        largest = max(n.transient_bytes[s] for n, s in zip(problem.nodes, choice, strict=True))
+        live = max(held(problem, choice, moment) for moment in range(problem.moments))
+        size = live + math.ceil(live * problem.slack)
         for tensor in problem.tensors:
             have, paid = tensor.haves[choice[tensor.producer]], set()
             for use in tensor.uses:
@@ -90,7 +147,7 @@ def enumerated(problem: Problem) -> Iterator[tuple[Choice, float, int]]:
                 continue
             break
         else:
-            yield choice, seconds, kept + largest
+            yield choice, seconds, size
 
 
 @settings(max_examples=150, deadline=None)
@@ -105,7 +162,7 @@ def test_the_optimum_is_that_of_exhaustive_enumeration(problem, which, off, solv
     known = list(enumerated(problem))
     sizes = sorted({size for _, _, size in known}) or [2**20]
     budget = max(0, sizes[which % len(sizes)] + off) if which >= 0 else None
-    stated = Problem(problem.nodes, problem.tensors, budget)
+    stated = replace(problem, budget_bytes=budget)
     fit = [seconds for _, seconds, size in known if budget is None or size <= budget]
     if not known:
         with pytest.raises(SolverError, match="satisfies the constraints"):
@@ -117,7 +174,7 @@ def test_the_optimum_is_that_of_exhaustive_enumeration(problem, which, off, solv
         named = caught.value.least_budget_bytes
         assert named in sizes
         assert named <= min(sizes) * (1 + 1e-5)  # solvers round to a millionth
-        least = solve(Problem(problem.nodes, problem.tensors, named), solver=solver)
+        least = solve(replace(problem, budget_bytes=named), solver=solver)
         assert stated.bytes(least.choice) <= named
         return
     found = solve(stated, solver=solver)
@@ -133,8 +190,7 @@ def test_the_optimum_is_that_of_exhaustive_enumeration(problem, which, off, solv
 
 def test_among_equals_the_tie_break_decides_and_never_beats_a_real_cost() -> None:
     def node(costs: tuple[float, ...], ties: tuple[float, ...]) -> Problem:
-        zeros = (0,) * len(costs)
-        return Problem((Node("n", 1, costs, ties, zeros, zeros),), ())
+        return Problem((Node("n", 1, costs, ties),), ())
 
     assert solve(node((1e-6, 1e-6), (1.0, 0.0))).choice == (1,)
     nearly = 1e-6 + 2 * TIE * UNIT_S  # further apart than ties are
@@ -216,7 +272,7 @@ class Exhausted:
         self.strategies: Strategies = derive(
             self.survey.folded, options.mesh, search=options.search, rules=self.survey.rules
         )
-        self.problem = price(self.strategies, self.pricer, self.survey.traffic, None)
+        self.problem = price(self.strategies, self.pricer, self.survey, None)
         of_op = {name: self.survey.rules[i] for name, i in self.survey.folded.class_of.items()}
         self.moves = traffic(graph, of_op, fused=options.hardware.fused_pointwise)
         self.own: dict[tuple[str, int], float] = {}
@@ -307,11 +363,11 @@ def test_plans_of_graphs_are_the_best_of_all(graph, hardware, search, uniform, s
     assert all_of_it.seconds(free.choice) == pytest.approx(free.objective_s, rel=1e-9, abs=1e-13)
 
     budget = int(least + share * (max(sizes.values()) - least))
-    bound = solve(Problem(problem.nodes, problem.tensors, budget))
+    bound = solve(replace(problem, budget_bytes=budget))
     assert sizes[bound.choice] <= budget
     fitting = min(seconds for choice, seconds in known if sizes[choice] <= budget)
     assert bound.objective_s == pytest.approx(fitting, rel=1e-6, abs=1e-10)
 
     with pytest.raises(InfeasibleError) as caught:
-        solve(Problem(problem.nodes, problem.tensors, least - 1))
+        solve(replace(problem, budget_bytes=least - 1))
     assert caught.value.least_budget_bytes == least

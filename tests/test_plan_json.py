@@ -18,6 +18,7 @@ import jsonschema
 import pytest
 from sample_plans import PLANS, llama_plan, mesh_plan, slow_plan
 
+from autoshard.cost.optimizer import Optimizer
 from autoshard.errors import PlanError
 from autoshard.plan_json import _fields
 from autoshard.plan_types import (
@@ -113,6 +114,7 @@ def test_the_schema_has_exactly_the_fields_of_the_records_and_describes_each():
         "collective": CollectiveRecord,
         "fallback": FallbackRecord,
         "memory": Memory,
+        "optimizer": Optimizer,
         "cost": Cost,
         "solver": SolverRecord,
         "choice": Choice,
@@ -126,7 +128,10 @@ def test_the_schema_has_exactly_the_fields_of_the_records_and_describes_each():
         assert part["required"] == list(part["properties"]), name
         assert part["additionalProperties"] is False, name
         for field, about in part["properties"].items():
-            assert "description" in about or about == {"$ref": "#/$defs/memory"}, (name, field)
+            assert "description" in about or about in NOUNS, (name, field)
+
+
+NOUNS = ({"$ref": "#/$defs/memory"}, {"$ref": "#/$defs/optimizer"})
 
 
 @pytest.mark.parametrize("field", ["mode", "weights", "cost"])
@@ -179,12 +184,12 @@ def test_what_is_no_plan_is_refused(text, what, where):
 
 @pytest.mark.parametrize(
     ("version", "fix"),
-    [(3, "Upgrade autoshard."), (1, "Make the plan again"), ("2", "Make the plan again"),
+    [(4, "Upgrade autoshard."), (2, "Make the plan again"), (1, "Make the plan again"), ("2", "Make the plan again"),
      (True, "Make the plan again"), (None, "Make the plan again")],
 )  # fmt: skip
 def test_an_unknown_version_is_refused(version, fix):
     error = refusal(json.dumps(document(llama_plan()) | {"version": version, "surprise": 1}))
-    assert error.what == (f"The plan has version {json.dumps(version)}; this autoshard reads 2.")
+    assert error.what == (f"The plan has version {json.dumps(version)}; this autoshard reads 3.")
     assert error.fix.startswith(fix)
 
 

@@ -22,6 +22,7 @@ NAMES = {
     "Mesh": "class",
     "MeshAxis": "class",
     "Hardware": "class",
+    "Optimizer": "class",
     "Invariant": "class",
     "Replicate": "class",
     "Partial": "class",

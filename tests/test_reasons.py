@@ -92,8 +92,8 @@ def test_weights_of_a_llama(llama):
     assert {reasons[name] for name in columns} == {column}
     assert {reasons[name] for name in ("o_proj", "down_proj")} == {row}
     assert reasons["embed_tokens"] == "features split: each rank looks up its part of every row"
-    # 4096 elements of 2 bytes, with a gradient and 8 bytes of optimizer state, on 8 ranks
-    saved = (2 + 2 + 8) * 4096 * 7 // 8 // 1024
+    # 4096 elements of 2 bytes, with a gradient and two averages of as many, on 8 ranks
+    saved = (2 + 2 + 4) * 4096 * 7 // 8 // 1024
     assert reasons["norm"] == f"splitting it would save {saved} KiB of a rank's memory, and no time"
 
 
@@ -264,7 +264,7 @@ def test_a_note_says_where_a_rank_has_too_little_memory():
     plan = autoshard.plan(model, 1, kwargs=kwargs, hardware="h100-sxm")
     assert plan.notes == (
         (
-            "A rank needs 140 GiB at the peak, and one of h100-sxm has 74.5 GiB: use more ranks, a smaller "
+            "A rank needs 110 GiB at the peak, and one of h100-sxm has 74.5 GiB: use more ranks, a smaller "
             "batch, or search all."
         ),
     )

@@ -73,8 +73,14 @@ def numbers(plan: Plan) -> set[str]:
         found.add(fmt.seconds(row.count * row.time_s))
     for cost in (plan.cost, *plan.cost.baselines.values()):
         found |= {fmt.seconds(cost.compute_s), fmt.seconds(cost.comm_s), fmt.seconds(cost.step_s)}
-        memory = dataclasses.asdict(cost.memory).values()
-        found |= {fmt.size(part) for part in (*memory, cost.memory.peak_bytes)}
+        parts = cost.memory.parts
+        sums = [parts["weights"] + parts["buffers"], parts["transient"] + parts["gathered"]]
+        alone = [parts[name] for name in ("gradients", "optimizer", "activations")]
+        found |= {fmt.size(size) for size in (*sums, *alone, cost.memory.peak_bytes)}
+    most = plan.cost.memory
+    each = (most.gradients_bytes, most.activations_bytes, most.transient_bytes, most.gathered_bytes,
+            most.buffers_bytes, most.slack_bytes)  # fmt: skip
+    found |= {fmt.size(size) for size in each if size}
     for row in plan.fallbacks:
         found |= {f"×{row.count:,}", fmt.seconds(row.cost_s)}
     found |= {f"{plan.solver.binaries:,} binaries", f"{plan.solver.constraints:,} constraints"}
@@ -236,12 +242,13 @@ plan           step  compute  communicate  relative
 this plan   43.2 µs   1.2 µs        42 µs            █░░░░░░░░░░░░░░░░
 replicated     2 µs     2 µs          0 s   0.0463×  █
 
-Memory of a rank  predicted; saved: activations kept for backward
+Memory of a rank  predicted, when most is held
 
 plan        weights  gradients  optimizer  saved  transient      peak
 ─────────────────────────────────────────────────────────────────────
 this plan     140 B        0 B        0 B  800 B      604 B  1.51 KiB
 replicated      1 B        0 B        0 B    4 B        2 B       7 B
+At most, each at its own time: saved 800 B, transient 604 B.
 Over the budget of 1 KiB by 520 B.
 
 Solver  CBC: stopped at the time limit with a gap · objective 43.2 µs · bound

@@ -63,7 +63,7 @@ class Priced:
                 decided.strategies.choices, decided.choice, now.choices, strict=True
             ):
                 choice.append([str(s) for s in options_now].index(str(then[at])))
-            problem = price(now, options.pricer, survey.traffic, None)
+            problem = price(now, options.pricer, survey, None)
             again = Decided(now, tuple(choice), problem)
             assert problem.possible(again.choice)
             found[name] = cost(again, options.pricer, survey, scaling(survey)).step_s

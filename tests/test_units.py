@@ -76,7 +76,7 @@ def test_a_formula_of_a_wrong_dimension_is_noticed() -> None:
 
 UNCHANGED = {"name", "source", "memory_bytes", "fused_pointwise", "ranks_per_node", "synchronous",
              "matmul_efficiency", "memory_efficiency", "efficiencies", "in_switch_reduction",
-             "in_switch_efficiency", "topology", "measured"}  # fmt: skip
+             "in_switch_efficiency", "topology", "measured", "allocator_slack"}  # fmt: skip
 
 
 def slowed(profile: Hardware | Link, by: float) -> Hardware | Link:
@@ -128,6 +128,7 @@ SECONDS = {
 BYTES = {
     "model.Pricer.local_bytes": lambda meta: pricer(H).local_bytes(meta, (Shard(0),)),
     "model.Pricer.weight_bytes": lambda meta: sum(pricer(H).weight_bytes(meta, (Shard(0),))),
+    "model.Pricer.update_bytes": lambda meta: pricer(H).update_bytes(meta, (Shard(0),)),
 }
 THROUGH_PLANS = {"model.Pricer.op_s"}
 """Checked on whole plans, below."""

@@ -2,5 +2,6 @@
 
 from autoshard.capture.captured import Captured
 from autoshard.capture.export import capture
+from autoshard.capture.footprints import with_footprints
 
-__all__ = ["Captured", "capture"]
+__all__ = ["Captured", "capture", "with_footprints"]

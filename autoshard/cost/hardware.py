@@ -70,6 +70,7 @@ class Hardware:
         step_s: what a step takes beside its operators: the module's call, autograd's start.
         update_bandwidth_bytes_s: rate of an optimizer's update, read and written bytes together: it
             streams over memory that is there already; None for the achievable memory bandwidth.
+        allocator_slack: what the allocator needs beside what is held, as a fraction of it.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Hardware:
     conversion_s: float = 0.0
     step_s: float = 0.0
     update_bandwidth_bytes_s: float | None = None
+    allocator_slack: float = 0.0
 
     def __post_init__(self) -> None:
         check(self, f"hardware '{self.name}'")

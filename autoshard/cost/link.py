@@ -94,6 +94,8 @@ def check(profile: Hardware | Link, where: str) -> None:
             rate = spec.name.endswith(("_bytes_s", "_flops"))
             if spec.name.endswith(("_efficiency", "efficiencies")):
                 good, fix = 0 < number <= 1, "It is above 0, at most 1."
+            elif spec.name.endswith("_slack"):
+                good, fix = 0 <= number < 1, "It is a fraction, below 1."
             elif rate:
                 good, fix = number > 0, "A rate is above 0."
             elif spec.name.endswith("_s"):

@@ -11,6 +11,7 @@ from autoshard.cost.compute import itemsize
 from autoshard.cost.eager import eager
 from autoshard.cost.fusion import Traffic
 from autoshard.cost.hardware import Hardware, Link
+from autoshard.cost.optimizer import ADAMW, Optimizer
 from autoshard.cost.work import Site, Work, fused
 from autoshard.graph import Op, TensorMeta
 from autoshard.mesh import Mesh, MeshAxis
@@ -49,17 +50,21 @@ class Pricer:
         hardware: the ranks and the links between them.
         mesh: the axes.
         train: whether backward, gradients and optimizer state are paid.
-        optimizer_bytes: bytes of optimizer state for each element of a weight (Adam: 8).
+        optimizer: what is kept for each weight.
     """
 
     hardware: Hardware
     mesh: Mesh
     train: bool
-    optimizer_bytes: int = 8
+    optimizer: Optimizer = ADAMW
 
     def local_bytes(self, meta: TensorMeta, layout: Layout) -> int:
         """Bytes that one rank holds of a tensor."""
-        return math.prod(local_shape(meta.shape, layout, self.mesh.sizes)) * itemsize(meta.dtype)
+        return self.local_numel(meta, layout) * itemsize(meta.dtype)
+
+    def local_numel(self, meta: TensorMeta, layout: Layout) -> int:
+        """Elements that one rank holds of a tensor: the rank that holds most."""
+        return math.prod(local_shape(meta.shape, layout, self.mesh.sizes))
 
     # --- operators ------------------------------------------------------------------------------
 
@@ -178,8 +183,9 @@ class Pricer:
         """
         if not self.train or not meta.grad:
             return 0.0
-        count = math.prod(local_shape(meta.shape, layout, self.mesh.sizes))
-        moved = count * (3 * itemsize(meta.dtype) + 2 * self.optimizer_bytes)
+        count = self.local_numel(meta, layout)
+        state = self.optimizer.kept_bytes(count, meta.dtype)
+        moved = 3 * count * itemsize(meta.dtype) + 2 * state
         return moved / self.hardware.update_rate + self.hardware.parameter_s
 
     # --- memory ---------------------------------------------------------------------------------
@@ -189,8 +195,13 @@ class Pricer:
         stored = self.local_bytes(meta, layout)
         if not self.train or not meta.grad:
             return stored, 0, 0
-        count = math.prod(local_shape(meta.shape, layout, self.mesh.sizes))
-        return stored, stored, count * self.optimizer_bytes
+        count = self.local_numel(meta, layout)
+        gradient = self.optimizer.of_gradient_bytes(count, meta.dtype)
+        return stored, gradient, self.optimizer.kept_bytes(count, meta.dtype)
+
+    def update_bytes(self, meta: TensorMeta, layout: Layout) -> int:
+        """Bytes that the optimizer needs while it updates a weight."""
+        return self.optimizer.update_bytes(self.local_numel(meta, layout), meta.dtype)
 
     # --- conversions ----------------------------------------------------------------------------
 

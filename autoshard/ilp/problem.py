@@ -6,7 +6,10 @@ conversion that several consumers want is paid once. The problem is to pick at t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -18,16 +21,12 @@ class Node:
         count: how many operators decide alike.
         costs_s: seconds of one operator, by strategy.
         ties: by strategy, what is added to break ties between equal costs; dimensionless.
-        bytes: by strategy, bytes of memory that one operator keeps.
-        transient_bytes: by strategy, bytes that it needs only while it runs.
     """
 
     key: str
     count: int
     costs_s: tuple[float, ...]
     ties: tuple[float, ...]
-    bytes: tuple[int, ...]
-    transient_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -67,12 +66,64 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """Memory that is held for parts of a step, as much as strategies say.
+
+    Attributes:
+        kind: what it is for; see `PARTS`.
+        spans: from which moment to which each of it is held, both included.
+        node: the node that decides how large one of it is: `sizes` are by its strategies.
+        tensor: or the tensor, of which copies are held: `copies` are pairs of states and bytes, and one is
+            held where any of `uses` takes the tensor from one of its states to the other, and none of
+            `unless` does.
+    """
+
+    kind: str
+    spans: Sequence[tuple[int, int]]
+    node: int = -1
+    sizes: tuple[int, ...] = ()
+    tensor: int = -1
+    uses: tuple[int, ...] = ()
+    unless: tuple[int, ...] = ()
+    copies: tuple[tuple[frozenset[tuple[int, int]], int], ...] = ()
+
+    def count(self, moment: int) -> int:
+        """How many of it are held at a moment."""
+        return sum(1 for first, last in self.spans if first <= moment <= last)
+
+
+PARTS = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "buffers",
+    "gathered",
+    "transient",
+)
+"""What memory is for: stored weights, their gradients, optimizer state, what autograd keeps for backward,
+buffers and inputs, weights gathered for use, and what is there for a while alone: temporaries, gradients
+of activations, results."""
+
+
+@dataclass(frozen=True)
 class Problem:
-    """Nodes, the tensors between them, and a budget of bytes (None: unbounded)."""
+    """Nodes, the tensors between them, the memory they hold, and a budget of bytes (None: unbounded).
+
+    Attributes:
+        nodes, tensors: what is decided.
+        budget_bytes: at most so much memory at any moment, slack included.
+        holds: the memory.
+        moments: of a step.
+        slack: what an allocator needs beside what is held, as a fraction of it.
+    """
 
     nodes: tuple[Node, ...]
     tensors: tuple[Tensor, ...]
     budget_bytes: int | None = None
+    holds: tuple[Hold, ...] = ()
+    moments: int = 1
+    slack: float = 0.0
 
     def conversions(self, choice: tuple[int, ...]) -> list[tuple[Tensor, int, int]]:
         """The (tensor, have, want) that a choice of strategies has to convert, each once."""
@@ -104,16 +155,43 @@ class Problem:
         own = sum(n.count * n.ties[s] for n, s in zip(self.nodes, choice, strict=True))
         return own + sum(t.count * t.ties[have, want] for t, have, want in self.conversions(choice))
 
-    def bytes(self, choice: tuple[int, ...]) -> int:
-        """Bytes of memory of a choice at its peak: all that is kept, and the largest transient."""
-        kept = sum(n.count * n.bytes[s] for n, s in zip(self.nodes, choice, strict=True))
-        return kept + self.transient_bytes(choice)
+    def held_bytes(self, hold: Hold, choice: tuple[int, ...]) -> int:
+        """How large one of `hold` is, with these strategies."""
+        if hold.tensor < 0:
+            return hold.sizes[choice[hold.node]]
+        tensor = self.tensors[hold.tensor]
+        have = tensor.haves[choice[tensor.producer]]
 
-    def transient_bytes(self, choice: tuple[int, ...]) -> int:
-        """The largest transient of a choice."""
-        return max(
-            (n.transient_bytes[s] for n, s in zip(self.nodes, choice, strict=True)), default=0
-        )
+        def taken(uses: tuple[int, ...]) -> set[tuple[int, int]]:
+            return {(have, tensor.uses[u].wants[choice[tensor.uses[u].node]]) for u in uses}
+
+        some, none = taken(hold.uses), taken(hold.unless)
+        return sum(size for pairs, size in hold.copies if pairs & some and not pairs & none)
+
+    def timeline(self, choice: tuple[int, ...]) -> dict[str, list[int]]:
+        """Bytes held at each moment, by kind."""
+        changes = {kind: [0] * (self.moments + 1) for kind in PARTS}
+        for hold in self.holds:
+            if size := self.held_bytes(hold, choice):
+                line = changes[hold.kind]
+                for first, last in hold.spans:
+                    line[first] += size
+                    line[last + 1] -= size
+        return {kind: list(accumulate(line[:-1])) for kind, line in changes.items()}
+
+    def peak(self, choice: tuple[int, ...]) -> tuple[int, int]:
+        """The first moment at which most is held, and how much with the allocator's slack, in bytes."""
+        total = list(map(sum, zip(*self.timeline(choice).values(), strict=True)))
+        live = max(total, default=0)
+        return total.index(live), self.with_slack(live)
+
+    def with_slack(self, live_bytes: int) -> int:
+        """What an allocator needs to hold so much."""
+        return live_bytes + math.ceil(live_bytes * self.slack)
+
+    def bytes(self, choice: tuple[int, ...]) -> int:
+        """Bytes of memory of a choice at its peak."""
+        return self.peak(choice)[1]
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def baselines(survey: Survey, options: Options) -> dict[str, Decided]:
         if search == "batch" and not _splits_any(strategies):
             continue
         strategies = _storing(strategies, stored)
-        problem = price(strategies, options.pricer, survey.traffic, None)
+        problem = price(strategies, options.pricer, survey, None)
         try:
             solution = solve(problem, solver=options.solver, time_limit_s=options.time_limit_s)
         except SolverError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from autoshard.cost.hardware import Hardware, load_hardware
 from autoshard.cost.model import Pricer
+from autoshard.cost.optimizer import ADAMW, Optimizer
 from autoshard.errors import PlanError
 from autoshard.fold import Folded
 from autoshard.graph import OpGraph
@@ -28,6 +29,7 @@ class Options:
         constraints: (glob of FQNs, split) pairs.
         uniform: whether repeated layers share their decisions.
         solver, time_limit_s: see `autoshard.ilp.solve`.
+        optimizer: whose memory a training step needs.
     """
 
     mesh: Mesh
@@ -39,11 +41,12 @@ class Options:
     uniform: bool = True
     solver: str | None = None
     time_limit_s: float = 60.0
+    optimizer: Optimizer = ADAMW
 
     @property
     def pricer(self) -> Pricer:
         """Prices for these options."""
-        return Pricer(self.hardware, self.mesh, self.mode == "train")
+        return Pricer(self.hardware, self.mesh, self.mode == "train", self.optimizer)
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def decide(graph: OpGraph, options: Options, survey: Survey | None = None) -> De
     known = survey or surveyed(graph, options)
     found = derive(known.folded, options.mesh, search=options.search, rules=known.rules)
     strategies = constrained(found, options.constraints)
-    problem = price(strategies, options.pricer, known.traffic, options.memory_budget_bytes)
+    problem = price(strategies, options.pricer, known, options.memory_budget_bytes)
     solution = solve(problem, solver=options.solver, time_limit_s=options.time_limit_s)
     return Decided(strategies, solution.choice, problem, solution)
 
@@ -101,6 +104,7 @@ def surveyed(graph: OpGraph, options: Options) -> Survey:
         uniform=options.uniform,
         labels=labels(graph, options.constraints),
         fused=options.hardware.fused_pointwise,
+        train=options.mode == "train",
     )
 
 
@@ -136,8 +140,8 @@ def replay(graph: OpGraph, plan: Plan, hardware: Hardware) -> tuple[Survey, Deci
                 fix=f"It can run as {'; '.join(texts)}. Plan again rather than edit a plan.",
             )
         choice.append(texts.index(text))
-    pricer = Pricer(hardware, plan.mesh, plan.mode == "train")
-    problem = price(strategies, pricer, known.traffic, plan.memory_budget_bytes)
+    pricer = Pricer(hardware, plan.mesh, plan.mode == "train", plan.optimizer)
+    problem = price(strategies, pricer, known, plan.memory_budget_bytes)
     decided = Decided(strategies, tuple(choice), problem)
     if not problem.possible(decided.choice):
         raise PlanError("The plan's strategies do not fit together.", fix="Plan again.")
@@ -158,13 +162,15 @@ def follow_plan(graph: OpGraph, plan: Plan) -> Decided:
     )
     pinned = replace(strategies, choices=kept)
     pricer = Pricer(load_hardware("ideal"), plan.mesh, train=False)
-    solution = solve(price(pinned, pricer, known.traffic, None))
+    solution = solve(price(pinned, pricer, known, None))
     return Decided(pinned, solution.choice)
 
 
 def _replayed(graph: OpGraph, plan: Plan, *, fused: bool = True) -> tuple[Survey, Strategies]:
     """What could be chosen where a plan was made."""
     marks = labels(graph, plan.constraints)
-    known = survey_graph(graph, uniform=plan.uniform, labels=marks, fused=fused)
+    known = survey_graph(
+        graph, uniform=plan.uniform, labels=marks, fused=fused, train=plan.mode == "train"
+    )
     found = derive(known.folded, plan.mesh, search=plan.search, rules=known.rules)
     return known, constrained(found, plan.constraints)

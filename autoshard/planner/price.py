@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from autoshard.cost.fusion import Traffic
 from autoshard.cost.model import Pricer
@@ -12,13 +11,15 @@ from autoshard.graph import Op
 from autoshard.ilp.problem import Node, Problem, Tensor, Use
 from autoshard.placement import I, Layout, R, Shard, convertible
 from autoshard.planner.lowered import lowered_s
+from autoshard.planner.memory import holds
+from autoshard.planner.survey import Survey
 from autoshard.strategies import Strategies, Strategy
 
 
 def price(
     strategies: Strategies,
     pricer: Pricer,
-    traffic: Sequence[Counter[Traffic]],
+    survey: Survey,
     budget_bytes: int | None,
 ) -> Problem:
     """The problem of choosing among `strategies` at these prices.
@@ -26,27 +27,30 @@ def price(
     Args:
         strategies: what may be chosen.
         pricer: what it costs.
-        traffic: for each class, how its tensors move; see `survey.Survey`.
+        survey: of the whole graph: how its tensors move, and how long they live.
         budget_bytes: of memory a rank, or None.
     """
     folded = strategies.folded
-    nodes = tuple(_node(strategies, pricer, traffic[i], i) for i in range(len(folded.classes)))
-    tensors = tuple(_tensor(strategies, pricer, group) for group in folded.groups)
-    return Problem(nodes, tensors, budget_bytes)
+    nodes = tuple(
+        _node(strategies, pricer, survey.traffic[i], i) for i in range(len(folded.classes))
+    )
+    stated = [_tensor(strategies, pricer, group) for group in folded.groups]
+    tensors, states = tuple(t for t, _ in stated), tuple(s for _, s in stated)
+    held = holds(survey.lifetimes, strategies, pricer, tensors, states)
+    slack = pricer.hardware.allocator_slack
+    return Problem(nodes, tensors, budget_bytes, held, survey.lifetimes.moments, slack)
 
 
 def _node(strategies: Strategies, pricer: Pricer, traffic: Counter[Traffic], index: int) -> Node:
     folded = strategies.folded
     cls, rule = folded.classes[index], strategies.rules[index]
     op, operands = cls.op, folded.operand_metas(index)
-    costs, ties, sizes, transients = [], [], [], []
+    costs, ties = [], []
     for strategy in strategies.choices[index]:
         if op.stored:
             meta = op.results[0]
             assert meta is not None
             costs.append(pricer.optimizer_s(meta, strategy.results[0]))
-            sizes.append(sum(pricer.weight_bytes(meta, strategy.results[0])))
-            transients.append(0)
         else:
             costs.append(
                 sum(
@@ -56,36 +60,8 @@ def _node(strategies: Strategies, pricer: Pricer, traffic: Counter[Traffic], ind
                 / cls.count
                 + lowered_s(strategy, pricer)
             )
-            saved = [
-                count * _activation_bytes(strategies, pricer, strategy, index, moves.made)
-                for moves, count in traffic.items()
-            ]
-            sizes.append(-(-sum(saved) // cls.count))
-            transients.append(_result_bytes(pricer, op, strategy))
         ties.append(_tie(strategy) + _stored_tie(op, strategy))
-    return Node(cls.key, cls.count, tuple(costs), tuple(ties), tuple(sizes), tuple(transients))
-
-
-def _activation_bytes(
-    strategies: Strategies, pricer: Pricer, strategy: Strategy, index: int, kept: tuple[bool, ...]
-) -> int:
-    """Bytes of results that are kept for backward; a first estimate: those that go through memory."""
-    op, rule = strategies.folded.classes[index].op, strategies.rules[index]
-    if not pricer.train or op.kind != "call" or (rule and rule.family == "view"):
-        return 0
-    return sum(
-        pricer.local_bytes(meta, layout)
-        for meta, layout, stored in zip(op.results, strategy.results, kept, strict=True)
-        if meta is not None and meta.grad and stored
-    )
-
-
-def _result_bytes(pricer: Pricer, op: Op, strategy: Strategy) -> int:
-    """Bytes of an operator's results while it runs."""
-    if op.kind != "call":
-        return 0
-    pairs = zip(op.results, strategy.results, strict=True)
-    return sum(pricer.local_bytes(meta, layout) for meta, layout in pairs if meta)
+    return Node(cls.key, cls.count, tuple(costs), tuple(ties))
 
 
 def _tie(strategy: Strategy) -> float:
@@ -105,7 +81,10 @@ def _stored_tie(op: Op, strategy: Strategy) -> float:
     return 0.2 if split == (len(meta.shape) < 2) else 0.0
 
 
-def _tensor(strategies: Strategies, pricer: Pricer, group: ValueGroup) -> Tensor:
+def _tensor(
+    strategies: Strategies, pricer: Pricer, group: ValueGroup
+) -> tuple[Tensor, tuple[Layout, ...]]:
+    """A tensor between operators, and the states that its numbers stand for."""
     folded, choices = strategies.folded, strategies.choices
     meta = (
         folded.graph.meta(group.example)
@@ -135,7 +114,8 @@ def _tensor(strategies: Strategies, pricer: Pricer, group: ValueGroup) -> Tensor
         steps = pricer.conversion(meta, states[h], states[w]) if meta else ()
         costs[h, w] = sum(step.time_s for step in steps)
         ties[h, w] = 1.0 + 0.1 * len(steps)
-    return Tensor(group.producer, group.count, haves, tuple(uses), costs, ties)
+    made_of = Tensor(group.producer, group.count, haves, tuple(uses), costs, ties)
+    return made_of, tuple(states)
 
 
 def _allowed(have: Layout, want: Layout, *, fixed: bool, locked: bool) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from autoshard.cost.model import Pricer
 from autoshard.fold import star
 from autoshard.graph import OpGraph
-from autoshard.ilp.problem import Problem
+from autoshard.ilp.problem import PARTS
 from autoshard.placement import I, local_shape
 from autoshard.plan_types import (
     Choice,
@@ -24,6 +24,7 @@ from autoshard.planner.communicate import collectives
 from autoshard.planner.constrain import labels
 from autoshard.planner.decide import Decided, Options
 from autoshard.planner.lowered import lowered_steps
+from autoshard.planner.memory import moment_in_words
 from autoshard.planner.notes import notes
 from autoshard.planner.price import price
 from autoshard.planner.reasons import why
@@ -82,6 +83,7 @@ def record(survey: Survey, decided: Decided, options: Options, others: dict[str,
         uniform=options.uniform,
         constraints=options.constraints,
         hardware_hash=options.hardware.hash,
+        optimizer=options.optimizer,
     )
 
 
@@ -91,7 +93,7 @@ def replicated(decided: Decided, survey: Survey, pricer: Pricer) -> dict[str, De
     stored = [whole.strategy(op.name).results[0] for op in decided.folded.graph.weights]
     if any(p != I for layout in stored for p in layout):
         free = derive(survey.folded, pricer.mesh, search="tensor", rules=survey.rules)
-        problem = price(free, pricer, survey.traffic, None)
+        problem = price(free, pricer, survey, None)
         whole = Decided(free, whole.choice, problem)
     return {"replicated": whole}
 
@@ -159,21 +161,23 @@ def cost(decided: Decided, pricer: Pricer, survey: Survey, scales: Scaling) -> C
     ]
     moved = math.fsum([*converted, *lowered])
     terms = cost_terms(decided, pricer, survey, scales)
-    return Cost(compute, moved, _memory(decided, problem, pricer), terms=terms)
+    return Cost(compute, moved, memory(decided, survey), terms=terms)
 
 
-def _memory(decided: Decided, problem: Problem, pricer: Pricer) -> Memory:
-    totals, activations = [0, 0, 0], 0
-    for index, cls in enumerate(decided.folded.classes):
-        strategy = decided.strategies.choices[index][decided.choice[index]]
-        meta = cls.op.results[0] if cls.op.results else None
-        if cls.op.stored and meta is not None:
-            parts = pricer.weight_bytes(meta, strategy.results[0])
-            totals = [t + cls.count * p for t, p in zip(totals, parts, strict=True)]
-        elif cls.op.kind == "call":
-            activations += cls.count * problem.nodes[index].bytes[decided.choice[index]]
+def memory(decided: Decided, survey: Survey) -> Memory:
+    """What a decision holds on one rank, and when most."""
+    problem = decided.problem
+    assert problem is not None
+    timeline = problem.timeline(decided.choice)
+    total = list(map(sum, zip(*timeline.values(), strict=True)))
+    live = max(total)
+    moment = total.index(live)
+    most = {f"{kind}_bytes": max(line) for kind, line in timeline.items()}
     return Memory(
-        totals[0], totals[1], totals[2], activations, problem.transient_bytes(decided.choice)
+        **most,
+        slack_bytes=problem.with_slack(live) - live,
+        at_peak=tuple(timeline[kind][moment] for kind in PARTS),
+        peak_at=moment_in_words(survey.folded, survey.lifetimes, moment),
     )
 
 

@@ -40,7 +40,10 @@ def recost(
     if profile is None:
         return apply_plan(graph, plan), plan, ""
     survey, decided = replay(graph, plan, profile)
-    pricer, scales = Pricer(profile, plan.mesh, plan.mode == "train"), scaling(survey)
+    pricer, scales = (
+        Pricer(profile, plan.mesh, plan.mode == "train", plan.optimizer),
+        scaling(survey),
+    )
     found = cost(decided, pricer, survey, scales)
     told = _told(plan, found.step_s, profile)
     if not told:

@@ -42,19 +42,20 @@ def replicated_verdict(plan: Plan) -> Text | None:
     )
 
 
-def _compared(plan: Plan) -> list[tuple[str, Cost]]:
+def compared(plan: Plan) -> list[tuple[str, Cost]]:
     """This plan, then the baselines, fastest first."""
     others = sorted(plan.cost.baselines.items(), key=lambda item: (item[1].step_s, item[0]))
     return [(THIS, plan.cost), *others]
 
 
-def _name(name: str) -> Text:
+def plan_name(name: str) -> Text:
+    """A plan's name in a table; this plan's stands out."""
     return Text(_NAMES.get(name, name.replace("_", " ")), style="bold" if name == THIS else "")
 
 
 def time_table(plan: Plan, width: int) -> Group:
     """The predicted time of a step, in compute and communication, with bars to one scale."""
-    rows = _compared(plan)
+    rows = compared(plan)
     columns = [
         Column("plan"),
         Column("step", number=True),
@@ -67,7 +68,7 @@ def time_table(plan: Plan, width: int) -> Group:
     room = min(60, width - 64)
     cells = [
         [
-            _name(name),
+            plan_name(name),
             Text(fmt.seconds(cost.step_s), style="bold" if name == THIS else ""),
             fmt.seconds(cost.compute_s),
             fmt.seconds(cost.comm_s),
@@ -98,46 +99,3 @@ def _bar(cost: Cost, longest: float, room: int) -> Text:
         )
     ]
     return Text.assemble(*parts)
-
-
-def memory_table(plan: Plan, width: int) -> Group:
-    """The bytes a rank holds at the peak of a step, by what they are for."""
-    columns = [
-        Column("plan", flexible=True),
-        *(
-            Column(header, number=True)
-            for header in ("weights", "gradients", "optimizer", "saved", "transient", "peak")
-        ),
-    ]
-    cells = []
-    for name, cost in _compared(plan):
-        memory = cost.memory
-        parts = (
-            memory.weights_bytes,
-            memory.gradients_bytes,
-            memory.optimizer_bytes,
-            memory.activations_bytes,
-            memory.transient_bytes,
-        )
-        peak = Text(fmt.size(memory.peak_bytes), style=_peak_style(memory.peak_bytes, plan))
-        cells.append([_name(name), *map(fmt.size, parts), peak])
-    title = Text.assemble(
-        ("Memory of a rank", "bold underline"), "  predicted; saved: activations kept for backward"
-    )
-    group = [title, Text(), table(width, columns, cells)]
-    if (budget := plan.memory_budget_bytes) is not None:
-        group.append(_budget_line(plan.cost.memory.peak_bytes, budget))
-    return Group(*group)
-
-
-def _peak_style(peak: int, plan: Plan) -> str:
-    over = plan.memory_budget_bytes is not None and peak > plan.memory_budget_bytes
-    return "red" if over else "bold"
-
-
-def _budget_line(peak: int, budget: int) -> Text:
-    if peak > budget:
-        text = f"Over the budget of {fmt.size(budget)} by {fmt.size(peak - budget)}."
-        return Text(text, style="bold red")
-    left = fmt.size(budget - peak)
-    return Text(f"Within the budget of {fmt.size(budget)}, with {left} to spare.", style="green")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from autoshard.ilp.problem import PARTS
 from autoshard.placement import format_layout
 from autoshard.plan_types import CollectiveRecord, Cost, Plan, SolverRecord, WeightRecord
 from autoshard.report import format as fmt
@@ -47,6 +48,7 @@ def _headings(a: Plan, b: Plan) -> Lines:
             "hardware": plan.hardware,
             "profile's hash": plan.hardware_hash or "unknown",
             "mode": plan.mode,
+            "optimizer": _optimizer(plan),
             "search": plan.search,
             "memory budget": "none" if budget is None else f"{fmt.size(budget)} ({budget:,} B)",
             "inputs": ", ".join(plan.inputs) or "unknown",
@@ -55,6 +57,15 @@ def _headings(a: Plan, b: Plan) -> Lines:
         }
 
     return _mapped(of(a), of(b))
+
+
+def _optimizer(plan: Plan) -> str:
+    kept = plan.optimizer
+    return (
+        f"{kept.name}: {kept.states:g} states, {kept.state_bytes:g} B a weight beside them, gradients of "
+        f"{f'{kept.gradient_bytes:g} B' if kept.gradient_bytes else 'the same dtype'}, "
+        f"{kept.temporaries:g} temporaries"
+    )
 
 
 def _weights(a: Plan, b: Plan) -> Lines:
@@ -139,13 +150,17 @@ def _cost(name: str, old: Cost, new: Cost) -> Lines:
     ]
     rows += [
         (part, getattr(old.memory, f"{part}_bytes"), getattr(new.memory, f"{part}_bytes"), fmt.size)
-        for part in ("peak", "weights", "gradients", "optimizer", "activations", "transient")
+        for part in ("peak", *PARTS, "slack")
     ]
-    return [
+    lines = [
         f"  {name} {part}: {_change(before, after, show)}"
         for part, before, after, show in rows
         if before != after
     ]
+    before, after = (f"{m.peak_at}: {m.parts}" for m in (old.memory, new.memory))
+    if before != after and not lines:
+        lines.append(f"  {name} when most is held: {before} → {after}")
+    return lines
 
 
 def _change(before: float, after: float, show: Callable[..., str]) -> str:

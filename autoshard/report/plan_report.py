@@ -10,9 +10,10 @@ from rich.text import Text
 from autoshard.plan_profile import changed_profile
 from autoshard.plan_types import Plan
 from autoshard.report import format as fmt
-from autoshard.report.cost_tables import memory_table, replicated_verdict, time_table, unit_of
+from autoshard.report.cost_tables import replicated_verdict, time_table, unit_of
 from autoshard.report.decision_tables import collectives_table, fallbacks_table, weights_table
 from autoshard.report.layout import show, width_of
+from autoshard.report.memory_table import memory_table
 from autoshard.report.what_if import what_if
 
 _ROUNDING = 1e-9
@@ -46,7 +47,9 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 def header(plan: Plan, width: int) -> Panel:
     """What was planned, for what, and the result in one sentence."""
     ranks = fmt.plural(plan.mesh.size, "rank")
-    training = "a training step" if plan.mode == "train" else "inference"
+    training = (
+        f"a training step with {plan.optimizer.name}" if plan.mode == "train" else "inference"
+    )
     budget = plan.memory_budget_bytes
     lines = {
         "model": plan.model,
