@@ -201,5 +201,5 @@ def plan_of(captured: Captured, kind: str, ranks: int) -> Plan:
         for found, index in zip(decided.strategies.choices, decided.choice, strict=True)
     ]
     choice = tuple(f.index(one) for f, one in zip(wide.choices, chosen, strict=True))
-    problem = price(wide, options.pricer, survey.traffic, None)
+    problem = price(wide, options.pricer, survey, None)
     return record(survey, Decided(wide, choice, problem, decided.solution), options, {})
