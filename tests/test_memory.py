@@ -316,7 +316,7 @@ def test_under_a_shrinking_budget_plans_go_from_fastest_to_leanest_and_fit() -> 
     on_ranks = run_ranks(peaks, 2, [("llama", plan.to_json()) for plan in plans], timeout_s=300)
     for plan, budget, *found in zip(plans, budgets, *on_ranks, strict=True):
         assert plan.cost.memory.peak_bytes <= budget
-        assert max(found) <= budget * (1 + UNDER)
+        assert max(found) <= budget
     with pytest.raises(InfeasibleError) as caught:
         autoshard.plan(model, 2, (), kwargs, memory_budget=least - 1, **options)
     assert caught.value.least_budget_bytes == least

@@ -264,7 +264,7 @@ def test_a_note_says_where_a_rank_has_too_little_memory():
     plan = autoshard.plan(model, 1, kwargs=kwargs, hardware="h100-sxm")
     assert plan.notes == (
         (
-            "A rank needs 110 GiB at the peak, and one of h100-sxm has 74.5 GiB: use more ranks, a smaller "
+            "A rank needs 112 GiB at the peak, and one of h100-sxm has 74.5 GiB: use more ranks, a smaller "
             "batch, or search all."
         ),
     )
