@@ -236,9 +236,8 @@ def _cumsum(call: Call) -> Rule:
         return _along(call, ())
     totals = (*shape[:dim], 1, *shape[dim + 1 :])
     meta = call.operands[0]
-    inner = [
-        Inner("all_gather", "forward", totals, meta.dtype, f"{_SLICE}; this gathers their sums")
-    ]
+    why = f"{_SLICE}; this gathers their sums"
+    inner = [Inner("all_gather", "forward", totals, meta.dtype, why, per_rank=True)]
     if meta.grad:
         inner.append(
             Inner(
@@ -247,6 +246,7 @@ def _cumsum(call: Call) -> Rule:
                 totals,
                 meta.dtype,
                 f"{_SLICE}; this sums the gradients of their sums",
+                per_rank=True,
             )
         )
     plain = call.kwargs.get("dtype") is None and meta.dtype != "bool"
