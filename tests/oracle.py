@@ -1,7 +1,8 @@
 """The comparison that decides: same weights, unsharded against sharded, written without `autoshard.verify`.
 
 Outputs, every gradient, every parameter after each of two optimizer steps, every buffer, and the ties.
-Many faults pass the forward alone and fail the rest.
+Many faults pass the forward alone and fail the rest. It runs as it is on the ranks of a process group too,
+where what is sharded is a `DTensor`: each is gathered before it is compared.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from autoshard import Plan, ShardedModule, autoshard
@@ -71,6 +73,11 @@ def assert_sound(
     return sharded
 
 
+def doubled(model: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A copy of `model`, and what it is given, in float64: as `assert_sound` shards it."""
+    return copy.deepcopy(model).double(), _cast(args, torch.float64)
+
+
 def has_parameters(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
@@ -117,6 +124,10 @@ def _copy(tree: Any) -> Any:
     return tree_map(copied, tree)
 
 
+def _whole(x: Tensor) -> Tensor:
+    return x.detach().full_tensor() if isinstance(x, DTensor) else x
+
+
 def _named(out: Any) -> dict[str, Tensor]:
     return {str(i): x for i, x in enumerate(tree_flatten(out)[0]) if isinstance(x, Tensor)}
 
@@ -142,8 +153,8 @@ def _loss(out: Any) -> Tensor | None:
 def _assert_gradients(step: int, reference: nn.Module, sharded: nn.Module, bound: float) -> float:
     wanted = {n: p.grad for n, p in reference.named_parameters() if p.grad is not None}
     found = {n: p.grad for n, p in sharded.named_parameters() if p.grad is not None}
-    for name in set(found) - set(wanted):
-        assert not found.pop(name).any(), f"{name} has a gradient, and should have none"
+    for name in sorted(set(found) - set(wanted)):
+        assert not _whole(found.pop(name)).any(), f"{name} has a gradient, and should have none"
     floor = SMALL * max([float(g.abs().max()) for g in wanted.values() if g.numel()], default=0.0)
     _assert_close(f"step {step}, gradient", found, wanted, bound, floor)
     return floor
@@ -159,7 +170,7 @@ def _assert_close(
     assert set(found) == set(wanted), f"{what}: {sorted(set(found) ^ set(wanted))} on one side only"
     wrong = {}
     for name, b in wanted.items():
-        a = found[name]
+        a = _whole(found[name])
         assert a.shape == b.shape, f"{what} {name}: {list(a.shape)}, wanted {list(b.shape)}"
         assert a.dtype == b.dtype, f"{what} {name}: {a.dtype}, wanted {b.dtype}"
         x, y = (torch.view_as_real(t) if t.is_complex() else t for t in (a.detach(), b.detach()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from autoshard.cost.hardware import Hardware, load_hardware
@@ -130,6 +132,7 @@ def replay(graph: OpGraph, plan: Plan, hardware: Hardware) -> tuple[Survey, Deci
         )
     known, strategies = _replayed(graph, plan, fused=hardware.fused_pointwise)
     wanted = {choice.key: choice.strategy for choice in plan.choices}
+    _known(wanted, [cls.key for cls in strategies.folded.classes])
     choice = []
     for cls, options in zip(strategies.folded.classes, strategies.choices, strict=True):
         texts = [str(strategy) for strategy in options]
@@ -146,6 +149,17 @@ def replay(graph: OpGraph, plan: Plan, hardware: Hardware) -> tuple[Survey, Deci
     if not problem.possible(decided.choice):
         raise PlanError("The plan's strategies do not fit together.", fix="Plan again.")
     return known, decided
+
+
+def _known(wanted: Iterable[str], keys: list[str]) -> None:
+    """Check that every operator a plan names is one of the model's."""
+    for key in sorted(set(wanted) - set(keys)):
+        near = difflib.get_close_matches(key, keys, 3, 0.3)
+        raise PlanError(
+            "A key of the plan matches no operator of the model.",
+            key,
+            f"The nearest are {', '.join(near) or 'none'}. Plan again rather than edit a plan.",
+        )
 
 
 def follow_plan(graph: OpGraph, plan: Plan) -> Decided:

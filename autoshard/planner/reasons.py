@@ -105,6 +105,8 @@ def _whole(decided: Decided, pricer: Pricer, index: int, *, pinned: bool) -> str
         return "there is one rank"
     if pinned:
         return "a constraint asks for it"
+    if _written_to(decided, index):
+        return "forward writes to it, or to a view of it"
     if len(choices) == 1:
         return _cannot(decided, index)
     meta, solution = op.results[0], decided.solution
@@ -114,6 +116,13 @@ def _whole(decided: Decided, pricer: Pricer, index: int, *, pinned: bool) -> str
     if solution is None or not solution.status.startswith("optimal"):
         return f"splitting it would save {saved} of a rank's memory; no faster plan was found with it split"
     return f"splitting it would save {saved} of a rank's memory, and no time"
+
+
+def _written_to(decided: Decided, index: int) -> bool:
+    """Whether some operator takes a weight as it is, for its memory is written to."""
+    folded = decided.folded
+    uses = [use for g in folded.groups if g.producer == index for use in g.uses]
+    return any(position in folded.classes[node].op.pinned for node, position in uses)
 
 
 def _cannot(decided: Decided, index: int) -> str:
