@@ -206,7 +206,7 @@ def test_batch_norm(ranks: int, training: bool, options: dict[str, str]) -> None
 
 
 @RANKS
-@pytest.mark.parametrize("shape", [(12, 12), (10, 12), (6, 12, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(12, 12), (10, 12), (7, 12, 3)], ids=str)
 def test_batch_norm_in_training_with_the_batch_split(shape: tuple[int, ...], ranks: int) -> None:
     model = nn.Sequential(nn.BatchNorm1d(12, momentum=0.3), nn.Tanh())
     given = (torch.randn(shape) * 3 + 1,)
@@ -228,7 +228,7 @@ def test_linear_8_5_and_linear_5_8(ranks: int, options: dict[str, str]) -> None:
     else:
         assert placements(sharded.plan)["0.bias"] == "I"
         reasons = {w.fqn: w.reason for w in sharded.plan.weights}
-        assert reasons["0.bias"] == "no dimension of [5] has a slice for each of 4 ranks"
+        assert "no dimension of [5] has a slice for each of 4 ranks" in reasons["0.bias"]
 
 
 @RANKS
