@@ -244,6 +244,16 @@ class NoGradWrites(Two):
         return self.b(y) + y
 
 
+class NoGradGivesBack(Two):
+    """What gives back the very tensor it takes does not stop a gradient: that tensor is taken later."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        with torch.no_grad():
+            one = self.b(y.to(x.dtype)) + F.dropout(y, 0.5, training=False).contiguous()
+        return self.b(y).tanh() * one + y
+
+
 class Inference(Two):
     def forward(self, x: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -268,7 +278,16 @@ class Checkpointed(Two):
 
 @BOTH
 @pytest.mark.parametrize(
-    "kind", [NoGrad, NoGradNested, NoGradWrites, Inference, InferenceDecorator, Checkpointed]
+    "kind",
+    [
+        NoGrad,
+        NoGradNested,
+        NoGradWrites,
+        NoGradGivesBack,
+        Inference,
+        InferenceDecorator,
+        Checkpointed,
+    ],
 )
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_regions_of_gradients(kind: type[nn.Module], options: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 from autoshard.capture.autocast import casts
 from autoshard.capture.gradients import carrying
 from autoshard.capture.memory import written
-from autoshard.compat import GRAD
+from autoshard.compat import GRAD, OpOverload
 from autoshard.errors import CaptureError
 
 aten = torch.ops.aten
@@ -148,6 +148,12 @@ def _cast_arguments(graph: Graph, node: Node, device: str, dtype: torch.dtype) -
 def _detach(graph: Graph, trained: Collection[str]) -> None:
     """Detach what operators take where gradients were off."""
     without = {node for node in graph.nodes if not node.meta.get(GRAD, True)}
+    for node in [n for n in graph.nodes if n in without]:
+        same = _given_back(node)
+        if same is not None:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+            without.remove(node)
     carries = carrying(graph, trained, ignore=without)
     detached: dict[Node, Node] = {}
 
@@ -166,3 +172,27 @@ def _detach(graph: Graph, trained: Collection[str]) -> None:
     for node in [n for n in graph.nodes if n in without and n.op == "call_function"]:
         node.args = torch.fx.map_arg(node.args, taken)
         node.kwargs = torch.fx.map_arg(node.kwargs, taken)
+
+
+def _given_back(node: Node) -> Node | None:
+    """The operand whose very tensor an operator gives back, as `x.to(x.dtype)` and `x.contiguous()` may.
+
+    Traced, such a tensor goes by the name of its last result: those who take it after a block without
+    gradients seem to take a result of the block. They take the tensor, and its gradient flows.
+    """
+    result = node.meta.get("val")
+    if not isinstance(node.target, OpOverload) or not isinstance(result, torch.Tensor):
+        return None
+    values = {source: source.meta.get("val") for source in node.all_input_nodes}
+    alike = [
+        source
+        for source, value in values.items()
+        if isinstance(value, torch.Tensor)
+        and (value.shape, value.dtype, value.device) == (result.shape, result.dtype, result.device)
+    ]
+    if not alike or written(node) or any(value is None for value in values.values()):
+        return None
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+    with torch.no_grad():
+        again = node.target(*args, **kwargs)
+    return next((source for source in alike if values[source] is again), None)
