@@ -30,6 +30,8 @@ def pinned_plan(
     strategies: Mapping[str, str],
     constraints: Mapping[str, str] | None = None,
     search: str = "all",
+    *,
+    shares: bool = False,
 ) -> Plan:
     """The cheapest plan, for `model` and `args` in float64, in which operators run by given strategies.
 
@@ -38,6 +40,7 @@ def pinned_plan(
         ranks: of the mesh.
         strategies: for every operator whose key contains a text, its strategy as plans have it.
         constraints, search: as `autoshard.plan` takes them.
+        shares: whether operators that can take and make shares do, so that these are summed last of all.
     """
     model, args = doubled(model, args)
     graph = with_footprints(capture(model, args, {}))
@@ -50,6 +53,9 @@ def pinned_plan(
     found = constrained(found, options.constraints)
     choices, used = list(found.choices), set()
     for index, cls in enumerate(found.folded.classes):
+        if shares:
+            late = tuple(s for s in choices[index] if s.factor == "share")
+            choices[index] = late or choices[index]
         for text in strategies:
             if text in cls.key:
                 choices[index] = tuple(s for s in choices[index] if str(s) == strategies[text])

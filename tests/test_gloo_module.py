@@ -323,7 +323,7 @@ def test_ranks_with_different_constraints() -> None:
     assert "row" in first
 
 
-def test_ranks_with_different_inputs() -> None:
+def test_ranks_given_different_batches() -> None:
     for labels, again, shapes, plain in run_ranks(different_inputs, 2):
         for text in (labels, again):
             assert text.startswith("The ranks were given different inputs: labels.\n")

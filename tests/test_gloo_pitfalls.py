@@ -228,3 +228,28 @@ def steps(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_on_what_parameters_gives(name: str) -> None:
     run_ranks(steps, 2, name)
+
+
+def built_before() -> None:
+    """Two steps before sharding, one after: moments of AdamW go over with the parameters."""
+    x = torch.randn(2, 5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    model, reference = _mixed(), _mixed()
+    pairs = [(m, torch.optim.AdamW(m.parameters(), 1e-2)) for m in (model, reference)]
+    for module, optimizer in pairs * 2:
+        optimizer.zero_grad()
+        module(x).square().sum().backward()
+        optimizer.step()
+    size = dist.get_world_size()
+    sharded = autoshard.autoshard(model, size, (x,), constraints=MIXED, **IDEAL_TENSOR)
+    sharded.rebind(pairs[0][1])
+    for module, (_, optimizer) in zip((sharded, reference), pairs, strict=True):
+        module.zero_grad()
+        module(x).square().sum().backward()
+        optimizer.step()
+    for ours, theirs in zip(sharded.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(_whole(ours), theirs, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_optimizer_built_before_sharding_is_moved_over(size: int) -> None:
+    run_ranks(built_before, size)

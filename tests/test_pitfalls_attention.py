@@ -168,10 +168,13 @@ def test_3_heads_on_2_ranks_and_28_on_8(
 @pytest.mark.parametrize("kind", [Heads, GroupedQueries, ExpandedKeys])
 def test_fewer_key_value_heads_than_ranks(kind: type[Heads], kv_heads: int, ranks: int) -> None:
     """Query heads are split, so that each rank needs a key/value head that others need too."""
-    asked = {"q.weight": "column", "out.weight": "row"}
-    x = torch.randn(2, 5, 16)
-    sharded = assert_sound(kind(4, kv_heads), (x,), ranks=ranks, constraints=asked)
+    given, asked = (torch.randn(2, 5, 16),), {"q.weight": "column", "out.weight": "row"}
+    sharded = assert_sound(kind(4, kv_heads), given, ranks=ranks, constraints=asked)
     assert placements(sharded.plan)["q.weight"] == "S(0)"
+    # Keys and values made by every rank: each has a share of their gradients.
+    asked |= {"[kv].weight": "replicated", "[kv].bias": "replicated"}
+    for hardware in (IDEAL_TENSOR, H100):
+        assert_sound(kind(4, kv_heads), given, ranks=ranks, constraints=asked, **hardware)
 
 
 @RANKS

@@ -65,10 +65,11 @@ ROWS |= dict.fromkeys(("attention.out.weight", "mlp.2.weight"), "row")
 def test_row_parallel_bias_is_added_once(ranks: int, options: dict[str, str]) -> None:
     model = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 12))
     constraints = {"0.weight": "column", "2.weight": "row", "2.bias": "replicated"}
-    sharded = assert_sound(
-        model, (torch.randn(4, 12),), ranks=ranks, constraints=constraints, **options
-    )
+    x = torch.randn(4, 12)
+    sharded = assert_sound(model, (x,), ranks=ranks, constraints=constraints, **options)
     assert placements(sharded.plan)["2.weight"] == "S(1)"
+    plan = pinned_plan(model, (x,), ranks, {}, constraints, options["search"], shares=True)
+    assert_sound(model, (x,), ranks=ranks, plan=plan)
 
 
 @RANKS
@@ -79,6 +80,8 @@ def test_two_row_parallel_branches_add_their_biases_once(
     model, x = TwoBranches(), torch.randn(2, 5, 24)
     sharded = assert_sound(model, (x,), ranks=ranks, constraints=ROWS, **options)
     assert {placements(sharded.plan)[name] for name in ROWS if ROWS[name] == "row"} == {"S(1)"}
+    plan = pinned_plan(model, (x,), ranks, {}, ROWS, options["search"], shares=True)
+    assert_sound(model, (x,), ranks=ranks, plan=plan)
 
 
 class BranchesMeet(TwoBranches):
@@ -164,10 +167,12 @@ def test_a_statistic_reduced_between_column_and_row(name: str, ranks: int) -> No
 )  # fmt: skip
 def test_partial_sums_and_a_constant(after: str, ranks: int, options: dict[str, str]) -> None:
     bound, asked = 1e-6 if after == "cast" else 1e-9, {"a.weight": "column", "b.weight": "row"}
-    model, x = Shares(after), torch.randn(4, 12)
-    sharded = assert_sound(model, (x,), ranks=ranks, bound=bound, constraints=asked, **options)
-    made = [c.strategy for c in sharded.plan.choices if c.key.startswith("b/aten.linear")]
-    assert made == ["S(1) S(1) -> P"]
+    model, given, search = Shares(after), (torch.randn(4, 12),), options["search"]
+    assert_sound(model, given, ranks=ranks, bound=bound, constraints=asked, **options)
+    # Shares are kept as such for as long as they may be, whatever comes: 10 is no share.
+    made = {"b/aten.linear": "S(1) S(1) -> P"}
+    plan = pinned_plan(model, given, ranks, made, asked, search, shares=True)
+    assert_sound(model, given, ranks=ranks, bound=bound, plan=plan)
 
 
 @RANKS
@@ -259,6 +264,36 @@ def test_recurrent_layers(kind: type[nn.RNNBase], ranks: int, options: dict[str,
     sharded = assert_sound(Recurrent(kind), (torch.randn(2, 5, 6),), ranks=ranks, **options)
     weight = next(w for w in sharded.plan.weights if w.fqn == "rnn.weight_ih_l0")
     assert weight.split != "replicated" or weight.reason == "rnn needs it whole"
+
+
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "MultiheadAttention": (nn.MultiheadAttention(24, 6, batch_first=True), (2, 5, 24)),
+    "TransformerEncoderLayer": (nn.TransformerEncoderLayer(24, 6, 48, 0.0, batch_first=True), (2, 5, 24)),
+    "Conv1D": (Conv1D(48, 24), (2, 5, 24)),
+    "GroupNorm": (nn.Sequential(nn.Conv2d(6, 12, 3), nn.GroupNorm(4, 12)), (2, 6, 5, 5)),
+    "LSTM": (nn.LSTM(12, 12, batch_first=True), (2, 5, 12)),
+}  # fmt: skip
+
+
+class Itself(nn.Module):
+    """A layer given one tensor for all of its inputs."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(*[x] * (3 if isinstance(self.layer, nn.MultiheadAttention) else 1))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_sharded_or_replicated_and_named(name: str) -> None:
+    layer, shape = LAYERS[name]
+    sharded = assert_sound(Itself(layer), (torch.randn(shape),))
+    if name == "LSTM":
+        assert {weight.reason for weight in sharded.plan.weights} == {"layer needs it whole"}
+    else:
+        assert split_share(sharded.plan) == 1.0
 
 
 def test_a_bidirectional_lstm_of_two_layers() -> None:
