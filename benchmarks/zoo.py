@@ -109,6 +109,11 @@ def reference(architecture: str) -> Reference:
     raise AssertionError("float32 either runs or raises")
 
 
+def fresh(ref: Reference) -> torch.nn.Module:
+    """The model before it has run: some keep what they computed, and cannot be copied then."""
+    return copy.deepcopy(ref.built.model).to(getattr(torch, ref.dtype))
+
+
 def _cast(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
@@ -119,7 +124,7 @@ def score(ref: Reference, ranks: int, search: str) -> Record:
     start = time.perf_counter()
     try:
         sharded = autoshard.autoshard(
-            copy.deepcopy(ref.model), ranks, (), ref.kwargs, hardware="ideal", search=search
+            fresh(ref), ranks, (), ref.kwargs, hardware="ideal", search=search
         )
     except AutoshardError as error:
         status = "refused" if isinstance(error, CaptureError) else "failed"
