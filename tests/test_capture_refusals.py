@@ -82,3 +82,14 @@ def test_a_loss_whose_shapes_depend_on_lengths_is_refused() -> None:
         autoshard.plan(Speech(4, 4), 2, args)
     assert "depend on the values" in caught.value.what
     assert "ctc_loss" in caught.value.where
+
+
+def test_a_view_whose_size_is_read_from_a_tensor_is_refused_at_its_line() -> None:
+    class Repeated(nn.Linear):
+        def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+            return super().forward(x[:1].expand(counts[0].item(), 4))
+
+    with pytest.raises(CaptureError) as caught:
+        autoshard.plan(Repeated(4, 4), 2, (torch.randn(3, 4), torch.tensor([5, 6])))
+    assert "read from a tensor" in caught.value.what
+    assert "counts[0].item()" in caught.value.where
